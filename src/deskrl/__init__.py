@@ -1,0 +1,1 @@
+"""deskrl: RL for desk work."""
