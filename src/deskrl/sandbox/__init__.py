@@ -1,0 +1,1 @@
+"""harbor environments that isolate one trial each: bubblewrap (no Docker) and Modal."""
