@@ -38,12 +38,8 @@ REGEX_SECONDS = 2.0
 OUTPUTS = ("reward.json", "reward.txt", "grading.json", "grading_error.json")
 
 _NUMBER = re.compile(r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3}(?![\w.]))?|\.\d+")
-_BEFORE = re.compile(
-    r"(?:^|(?<![\w.]))(\()?\s?([-+\u2212])?\s?(?:[$\u20ac\u00a3\u00a5]|[A-Z]{3}\s?)?\s?([-+\u2212])?$"
-)
-_AFTER = re.compile(
-    r"\s?(%|percent\b|per cent\b|thousand\b|million\b|billion\b|mm\b|mn\b|bn\b|[kKmMbB]\b)?\s?(\))?"
-)
+_BEFORE = re.compile(r"(?:^|(?<![\w.]))(\()?\s?([-+\u2212])?\s?(?:[$\u20ac\u00a3\u00a5]|[A-Z]{3}\s?)?\s?([-+\u2212])?$")
+_AFTER = re.compile(r"\s?(%|percent\b|per cent\b|thousand\b|million\b|billion\b|mm\b|mn\b|bn\b|[kKmMbB]\b)?\s?(\))?")
 _SCALES = {
     "thousand": 1e3, "k": 1e3, "million": 1e6, "mm": 1e6, "mn": 1e6, "m": 1e6,
     "billion": 1e9, "bn": 1e9, "b": 1e9,
@@ -406,9 +402,7 @@ def write_json(out: str, name: str, value: Any) -> None:
     temporary = os.path.join(out, f".{name}.{os.getpid()}.part")
     # O_EXCL | O_NOFOLLOW: never through a file or link that someone left under this name.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-    with os.fdopen(
-        os.open(temporary, flags, 0o644), "w", encoding="utf-8", errors="backslashreplace"
-    ) as stream:
+    with os.fdopen(os.open(temporary, flags, 0o644), "w", encoding="utf-8", errors="backslashreplace") as stream:
         json.dump(value, stream, indent=1, ensure_ascii=False)
         stream.write("\n")
     os.replace(temporary, os.path.join(out, name))

@@ -81,8 +81,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         self._world = Path(world_dir).absolute() if world_dir is not None else None
         if self._world is not None and not any((self._world / name).is_dir() for name in _WORLD):
             raise ValueError(
-                f"world_dir {self._world} holds none of the folders {', '.join(_WORLD)}: "
-                "point it at a world directory"
+                f"world_dir {self._world} holds none of the folders {', '.join(_WORLD)}: point it at a world directory"
             )
         self._scratch_root = Path(scratch_dir) if scratch_dir is not None else default_scratch_root()
         self._run_id = run_id
@@ -278,9 +277,7 @@ class BubblewrapEnvironment(BaseEnvironment):
 
     async def _checked(self, script: str, purpose: str, *words: str, **kwargs: Any) -> Completed:
         """Run a harness's own script inside; raises SandboxError naming `purpose` when it fails."""
-        done = await self._run(
-            ["/bin/bash", "-c", script, "deskrl", *words], timeout=_TRANSFER_TIMEOUT, **kwargs
-        )
+        done = await self._run(["/bin/bash", "-c", script, "deskrl", *words], timeout=_TRANSFER_TIMEOUT, **kwargs)
         if done.returncode:
             text = done.stderr.decode(errors="replace").strip()[-2000:]
             raise SandboxError(f"could not {purpose} in the sandbox: status {done.returncode}: {text}")
@@ -310,9 +307,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         errors = done.stderr.decode(errors="replace")
         if done.timed_out:
             errors += f"\n[deskrl: killed after {timeout_sec} s]\n"
-        return ExecResult(
-            stdout=done.stdout.decode(errors="replace"), stderr=errors, return_code=done.returncode
-        )
+        return ExecResult(stdout=done.stdout.decode(errors="replace"), stderr=errors, return_code=done.returncode)
 
     async def spawn(self, command: str, log_path: str) -> None:
         """Start a bash command in the background, its output in `log_path` inside; returns at once.

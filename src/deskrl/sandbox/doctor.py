@@ -103,9 +103,7 @@ async def _probe(root: Path) -> str:
         )
         await environment.start()
         try:
-            done = await environment.exec(
-                "$DESKRL_PYTHON -c 'import deskrl; print(\"deskrl imported\")' 2>&1"
-            )
+            done = await environment.exec("$DESKRL_PYTHON -c 'import deskrl; print(\"deskrl imported\")' 2>&1")
         finally:
             await environment.stop()
     return (done.stdout or "").strip()

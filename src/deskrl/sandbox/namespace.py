@@ -125,9 +125,7 @@ class Namespace:
         if not self.alive():
             raise SandboxError("the sandbox is not running: it was stopped, or its first process was killed")
         command = [*self._enter(), *argv]
-        return await run_bounded(
-            command, env=env, stdin=stdin, timeout=timeout, limit=limit, stdout_sink=stdout_sink
-        )
+        return await run_bounded(command, env=env, stdin=stdin, timeout=timeout, limit=limit, stdout_sink=stdout_sink)
 
     async def forbid_user_namespaces(self) -> None:
         """Unprivileged harness: no further user namespaces inside (for root, bwrap itself sees to it).
@@ -136,9 +134,7 @@ class Namespace:
         user namespace may change the limit back, and nothing inside has any.
         """
         enter = [host_tool("nsenter"), f"--user={self._ns('user')}", "--preserve-credentials"]
-        await run_bounded(
-            [*enter, "/bin/sh", "-c", "echo 0 > /proc/sys/user/max_user_namespaces"], limit=1000
-        )
+        await run_bounded([*enter, "/bin/sh", "-c", "echo 0 > /proc/sys/user/max_user_namespaces"], limit=1000)
 
     async def kill(self) -> None:
         """End every process inside, however it detached itself, and wait for that. Idempotent.

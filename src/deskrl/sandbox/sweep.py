@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deskrl.sandbox.errors import SandboxError
-from deskrl.sandbox.processes import run_bounded
 from deskrl.sandbox.scratch import SandboxFolder, default_scratch_root
 
 _KILL_WAIT = 10.0

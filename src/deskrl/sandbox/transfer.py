@@ -48,9 +48,7 @@ class SizeGate:
     def __call__(self, chunk: bytes) -> None:
         self._left -= len(chunk)
         if self._left < 0:
-            raise SandboxError(
-                f"{self._what} in the sandbox is larger than {self._limit} bytes: not downloaded"
-            )
+            raise SandboxError(f"{self._what} in the sandbox is larger than {self._limit} bytes: not downloaded")
         self._target.write(chunk)
 
 

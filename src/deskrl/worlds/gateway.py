@@ -55,9 +55,7 @@ def tools_from_config(config: Any, roots: WorldRoots) -> dict[str, Tool]:
     """
     servers = config.get("mcpServers") if isinstance(config, dict) else None
     if not isinstance(servers, dict) or not servers:
-        raise ConfigError(
-            'mcpServers: expected a non-empty object such as {"mcpServers": {"filesystem": {}}}'
-        )
+        raise ConfigError('mcpServers: expected a non-empty object such as {"mcpServers": {"filesystem": {}}}')
     tools: dict[str, Tool] = {}
     for name in servers:
         if name not in SERVERS:

@@ -168,7 +168,5 @@ def _coerce(tool: str, parameter: Parameter, value: Any) -> Any:
         for index, entry in enumerate(value):
             expected = get_origin(parameter.item) or parameter.item
             if expected in _JSON_TYPES and not isinstance(entry, expected):
-                raise ToolError(
-                    f"{tool}: argument {parameter.name!r}[{index}] must be of type {_JSON_TYPES[expected]}"
-                )
+                raise ToolError(f"{tool}: argument {parameter.name!r}[{index}] must be of type {_JSON_TYPES[expected]}")
     return value

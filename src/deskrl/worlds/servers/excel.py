@@ -24,9 +24,7 @@ from deskrl.worlds.toolkit import ToolError
 
 _MAX_ROWS = 1000
 _MAX_COLUMNS = 100
-_OPERATIONS = (
-    "set_cell {tab, cell, value}, append_row {tab, values}, clear_cell {tab, cell}, rename_tab {tab, name}"
-)
+_OPERATIONS = "set_cell {tab, cell, value}, append_row {tab, values}, clear_cell {tab, cell}, rename_tab {tab, name}"
 
 
 class ExcelServer:
@@ -115,9 +113,7 @@ class ExcelServer:
         self,
         file_path: Annotated[str, "Path of the .xlsx file to create"],
         tab_name: Annotated[str, "Name of its first tab"] = "Sheet1",
-        rows: Annotated[
-            list[list[Any]] | None, "Rows of cell values; a value starting with = is a formula"
-        ] = None,
+        rows: Annotated[list[list[Any]] | None, "Rows of cell values; a value starting with = is a formula"] = None,
     ) -> str:
         """Create a workbook with one tab."""
         path = self._root.new_file(file_path, ".xlsx")

@@ -100,8 +100,7 @@ class FilesystemServer:
         found = [
             shown
             for shown, name in self._files(self._root.directory(path), recursive)
-            if fnmatch.fnmatchcase(name.lower(), glob.lower())
-            or fnmatch.fnmatchcase(shown.lower(), glob.lower())
+            if fnmatch.fnmatchcase(name.lower(), glob.lower()) or fnmatch.fnmatchcase(shown.lower(), glob.lower())
         ]
         if not found:
             return f"no file matches {pattern!r} under {path}"

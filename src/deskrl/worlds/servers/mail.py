@@ -88,9 +88,7 @@ class MailServer:
         _, message = self._find(mail_id)
         subject = _header(message, "Subject")
         subject = subject if subject.lower().startswith("re:") else f"Re: {subject}"
-        return self._send(
-            _header(message, "Reply-To") or _header(message, "From"), subject, body, None, message
-        )
+        return self._send(_header(message, "Reply-To") or _header(message, "From"), subject, body, None, message)
 
     def _send(self, to: str, subject: str, body: str, cc: str | None, parent: Message | None) -> str:
         # getaddresses accepts anything; an address the model invented ("finance team") must fail.

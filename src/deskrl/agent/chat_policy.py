@@ -1,0 +1,109 @@
+"""An API model over `/v1/chat/completions`: evaluation only, no tokens are recorded."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from deskrl.agent.errors import ContextOverflowError, EngineUnavailableError
+from deskrl.agent.policy import ModelTurn
+from deskrl.tokens import Malformed, ParsedTurn, ToolCall
+
+
+class ChatPolicy:
+    """Any OpenAI-compatible chat endpoint.
+
+    Args:
+        base_url: up to and without `/v1`.
+        api_key: sent as a bearer token if given; never logged or written.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None,
+        max_turn: int,
+        sampling: Mapping[str, Any],
+        timeout_s: float = 1800.0,
+    ) -> None:
+        self._url = base_url.rstrip("/") + "/v1/chat/completions"
+        self._model = model
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._max_turn = max_turn
+        self._sampling = sampling
+        self._timeout_s = timeout_s
+        self._messages: list[dict[str, Any]] = []
+        self._tools: list[dict[str, Any]] = []
+        self._pending: list[str] = []
+
+    @property
+    def context_left(self) -> float:
+        """An API does not say how much is left: always 1."""
+        return 1.0
+
+    async def start(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]]) -> None:
+        """Keeps the messages; nothing is sent yet."""
+        self._messages = [dict(m) for m in messages]
+        self._tools = [dict(t) for t in tools]
+
+    async def turn(self) -> ModelTurn | None:
+        """One chat completion."""
+        body: dict[str, Any] = {
+            **self._sampling,
+            "model": self._model,
+            "messages": self._messages,
+            "max_tokens": self._max_turn,
+        }
+        if self._tools:
+            body["tools"] = self._tools
+        started = time.monotonic()
+        async with httpx.AsyncClient(timeout=self._timeout_s, transport=httpx.AsyncHTTPTransport(retries=3)) as client:
+            try:
+                response = await client.post(self._url, json=body, headers=self._headers)
+            except httpx.HTTPError as error:
+                raise EngineUnavailableError(f"{self._url}: {type(error).__name__}: {error}") from error
+        if response.status_code == 400 and "context" in response.text:
+            raise ContextOverflowError(response.text[:500])
+        if response.status_code != 200:
+            raise EngineUnavailableError(f"{self._url}: HTTP {response.status_code}: {response.text[:500]}")
+        answer = response.json()
+        choice = answer["choices"][0]
+        message = choice["message"]
+        self._messages.append({k: v for k, v in message.items() if k in ("role", "content", "tool_calls") and v})
+        text = message.get("content") or ""
+        parsed, self._pending = _read_calls(text, message.get("tool_calls") or [])
+        tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
+        truncated = "length" if choice.get("finish_reason") == "length" else None
+        return ModelTurn(text, parsed, truncated, tokens, time.monotonic() - started, list(self._pending))
+
+    async def tool_results(self, results: Sequence[str]) -> None:
+        """Adds one `tool` message for each call of the last turn."""
+        for call_id, text in zip(self._pending, results, strict=True):
+            self._messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    async def user_message(self, text: str) -> None:
+        """Adds a user message, after answering calls that could not be read."""
+        for call_id in self._pending:
+            self._messages.append({"role": "tool", "tool_call_id": call_id, "content": "not executed"})
+        self._messages.append({"role": "user", "content": text})
+
+
+def _read_calls(text: str, raw: Sequence[Mapping[str, Any]]) -> tuple[ParsedTurn, list[str]]:
+    calls: list[ToolCall] = []
+    ids = [str(call["id"]) for call in raw]
+    for position, call in enumerate(raw):
+        function = call["function"]
+        try:
+            arguments = json.loads(function.get("arguments") or "{}")
+        except ValueError as error:
+            return ParsedTurn(text, malformed=Malformed("json", position, str(error))), ids
+        if not isinstance(arguments, dict):
+            return ParsedTurn(text, malformed=Malformed("shape", position, "arguments must be an object")), ids
+        calls.append(ToolCall(function["name"], arguments))
+    return ParsedTurn(text, tuple(calls)), ids

@@ -1,0 +1,165 @@
+"""Token-in, token-out sampling over vLLM's `/v1/completions`.
+
+The prompt goes out as token ids; the sampled ids and their logprobs come back as the engine drew them
+(`return_token_ids`). Nothing is re-tokenised. One HTTP pool per engine address and event loop is shared
+by all trials of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from deskrl.agent.errors import ContextOverflowError, EngineProtocolError, EngineUnavailableError
+
+# Told by the trainer: how many weight syncs an engine address has had. vLLM itself does not report it.
+_weight_versions: dict[str, Callable[[], int]] = {}
+_pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, httpx.AsyncClient]] = WeakKeyDictionary()
+
+
+def register_weight_version(base_url: str, version: Callable[[], int]) -> None:
+    """Makes generations from `base_url` carry `version()` as read before and after each request."""
+    _weight_versions[base_url.rstrip("/")] = version
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One sampled turn: `len(ids) == len(logprobs)`; `finish_reason` is `stop` or `length`."""
+
+    ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    weight_version_start: int | None
+    weight_version_end: int | None
+    seconds: float
+
+
+class CompletionsEngine:
+    """A client of one engine address (an engine, or the router before several).
+
+    Args:
+        base_url: for example `http://127.0.0.1:8000`.
+        model: the served model name.
+        timeout_s: limit of one request; a weight sync in between counts towards it.
+        retry_s: how long an unreachable or failing engine is retried before giving up.
+    """
+
+    def __init__(self, base_url: str, model: str, *, timeout_s: float = 1800.0, retry_s: float = 60.0) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.model = model
+        self._timeout_s = timeout_s
+        self._retry_s = retry_s
+
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        stop_token_ids: Sequence[int],
+        sampling: Mapping[str, Any],
+        session_id: str,
+    ) -> Generation:
+        """Samples one turn.
+
+        Raises:
+            ContextOverflowError: prompt and max_tokens do not fit the model's context.
+            EngineUnavailableError: no usable answer within `retry_s`.
+            EngineProtocolError: ids or logprobs are missing, or their lengths differ.
+        """
+        version = _weight_versions.get(self.base_url)
+        salt = {} if version is None else {"cache_salt": f"weights-{version()}"}
+        body = {
+            **sampling,
+            **salt,
+            "model": self.model,
+            "prompt": list(prompt_ids),
+            "max_tokens": max_tokens,
+            "stop_token_ids": list(stop_token_ids),
+            "logprobs": 1,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        started = time.monotonic()
+        before = version() if version else None
+        answer = await self._post("/v1/completions", body, session_id)
+        after = version() if version else None
+        reported = answer.get("deskrl") or {}
+        return read_generation(
+            answer,
+            weight_version_start=reported.get("weight_version_start", before),
+            weight_version_end=reported.get("weight_version_end", after),
+            seconds=time.monotonic() - started,
+        )
+
+    async def _post(self, path: str, body: Mapping[str, Any], session_id: str) -> dict[str, Any]:
+        deadline = time.monotonic() + self._retry_s
+        delay = 0.25
+        while True:
+            try:
+                response = await self._pool().post(
+                    self.base_url + path,
+                    json=body,
+                    headers={"X-Session-ID": session_id},
+                    timeout=self._timeout_s,
+                )
+            except httpx.TimeoutException as error:
+                raise EngineUnavailableError(
+                    f"{self.base_url}: no answer in {self._timeout_s:g} s ({type(error).__name__})"
+                ) from error
+            except httpx.TransportError as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if response.status_code == 200:
+                    return dict(response.json())
+                problem = f"HTTP {response.status_code}: {response.text[:500]}"
+                if response.status_code == 400 and "maximum context length" in response.text:
+                    raise ContextOverflowError(response.text[:500])
+                if response.status_code < 500 and response.status_code not in (408, 429):
+                    raise EngineProtocolError(f"{self.base_url}{path}: {problem}")
+            if time.monotonic() + delay > deadline:
+                raise EngineUnavailableError(f"{self.base_url}{path} failed for {self._retry_s:g} s: {problem}")
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 5.0)
+
+    def _pool(self) -> httpx.AsyncClient:
+        pools = _pools.setdefault(asyncio.get_running_loop(), {})
+        if self.base_url not in pools:
+            # Idle connections are dropped before uvicorn's 5 s keep-alive closes them under a request.
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0)
+            pools[self.base_url] = httpx.AsyncClient(limits=limits)
+        return pools[self.base_url]
+
+
+def read_generation(
+    answer: Mapping[str, Any],
+    *,
+    weight_version_start: int | None,
+    weight_version_end: int | None,
+    seconds: float,
+) -> Generation:
+    """The generation in a completions answer, checked.
+
+    Raises:
+        EngineProtocolError: see `CompletionsEngine.generate`.
+    """
+    try:
+        choice = answer["choices"][0]
+        ids = choice["token_ids"]
+        logprobs = (choice["logprobs"] or {}).get("token_logprobs")
+        finish_reason = choice["finish_reason"]
+    except (KeyError, IndexError, TypeError) as error:
+        raise EngineProtocolError(f"completion without {error}: does the engine honour return_token_ids?") from error
+    if ids is None or logprobs is None:
+        raise EngineProtocolError("completion without token_ids or logprobs: does the engine honour return_token_ids?")
+    if len(ids) != len(logprobs):
+        raise EngineProtocolError(f"{len(ids)} token ids but {len(logprobs)} logprobs")
+    if finish_reason not in ("stop", "length"):
+        # vLLM says `abort` when a request is dropped, for instance by a weight sync that does not keep it.
+        raise EngineUnavailableError(f"generation ended with finish_reason {finish_reason!r}")
+    return Generation(list(ids), list(logprobs), finish_reason, weight_version_start, weight_version_end, seconds)
