@@ -41,12 +41,18 @@ from deskrl.sandbox.transfer import SizeGate, merge, pack, unpack
 from deskrl.sandbox.uids import UidLease, lease_uid
 
 _WORLD = {"filesystem": "/filesystem", "apps_data": "/.apps_data", "app": "/app"}
+_COPY = (
+    'cp -a --reflink=auto --no-preserve=ownership -- "$1" "$2" && chmod -R u+rwX -- "$2" && '
+    '{ [ -z "$3" ] || chown -R -h -- "$3" "$2"; }'
+)
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _IN_CWD = 'cd -- "$1" && exec /bin/bash -c "$2"'
 _SPAWN = 'cd / && mkdir -p "$(dirname "$2")" && exec setsid --fork /bin/bash -c "$1" >"$2" 2>&1 </dev/null'
 # Everything the agent could have prepared for the grader outside the folders that are its work.
 _WIPE = (
-    "chmod -R u+rwX /tests /logs/verifier /run/deskrl 2>/dev/null;"
+    "chmod -R u+rwX /tests /logs /run/deskrl 2>/dev/null;"
+    # A link there would send the harness's uploads, agent logs say, to a place of the agent's choice.
+    "find /logs -mindepth 1 -maxdepth 1 ! -type d -delete && "
     "rm -rf /tests /logs/verifier /run/deskrl/* /run/deskrl/.[!.]* && mkdir -p -m 777 /logs/verifier && "
     "mkdir -m 700 /run/deskrl/home"
 )
@@ -91,6 +97,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         self._plan: Plan | None = None
         self._namespace: Namespace | None = None
         self._grading = False
+        self._lifecycle = asyncio.Lock()
         self._fetched: dict[Path, tuple[int, int]] = {}
         super().__init__(*args, **kwargs)
         foreign = [target for target in self._mount_targets() if not target.startswith("/logs/")]
@@ -134,13 +141,14 @@ class BubblewrapEnvironment(BaseEnvironment):
 
         Raises SandboxUnavailable (the host cannot), SandboxError or OSError (this one failed).
         """
-        if self._folder is not None:
-            raise SandboxError("this sandbox was started already")
-        try:
-            await self._boot()
-        except BaseException:
-            await finish(self._tear_down(delete=True))
-            raise
+        async with self._lifecycle:
+            if self._folder is not None:
+                raise SandboxError("this sandbox was started already")
+            try:
+                await self._boot()
+            except BaseException:
+                await finish(self._tear_down(delete=True))
+                raise
 
     async def _boot(self) -> None:
         require_tools()
@@ -163,11 +171,8 @@ class BubblewrapEnvironment(BaseEnvironment):
             if not source.is_dir():
                 continue
             target.mkdir(mode=0o700, exist_ok=True)
-            copy = ["cp", "-a", "--reflink=auto", "--no-preserve=ownership"]
-            await run_host([*copy, f"{source}/.", str(target)])
-            await run_host(["chmod", "-R", "u+rwX", "--", str(target)])
-            if uid is not None:
-                await run_host(["chown", "-R", "-h", f"{uid}:{uid}", "--", str(target)])
+            owner = "" if uid is None else f"{uid}:{uid}"
+            await run_host(["/bin/sh", "-c", _COPY, "deskrl-copy", f"{source}/.", str(target), owner])
         start = folder.path / "app" / "tools" / "start.sh"
         if start.is_file() and not start.is_symlink():
             start.chmod(0o755)
@@ -215,23 +220,30 @@ class BubblewrapEnvironment(BaseEnvironment):
 
     @override
     async def stop(self, delete: bool = True) -> None:
-        """End every process, free the uid and (with `delete`) remove the files. Idempotent.
+        """End every process, free the uid and remove the files (without `delete` they stay for good). Idempotent.
 
         A cancellation meanwhile takes effect only once that is done.
         """
-        await finish(self._tear_down(delete))
+        await finish(self._stop(delete))
+
+    async def _stop(self, delete: bool) -> None:
+        async with self._lifecycle:
+            await self._tear_down(delete)
 
     async def _tear_down(self, delete: bool) -> None:
+        # Should the kill fail, the uid stays leased: another sandbox must not share it with what is left.
+        if self._namespace is not None:
+            await self._namespace.kill()
+            self._namespace = None
+        self._grading = False
         try:
-            if self._namespace is not None:
-                await self._namespace.kill()
-                self._namespace = None
-            if delete and self._folder is not None:
-                await self._folder.remove()
+            if self._folder is not None:
+                await (self._folder.remove() if delete else self._folder.keep())
                 self._folder = None
         finally:
             if self._lease is not None:
                 self._lease.release()
+                self._lease = None
 
     async def quiesce(self) -> None:
         """Make the sandbox fit for grading: kill all processes inside, empty /logs/verifier, remove /tests.
@@ -240,11 +252,13 @@ class BubblewrapEnvironment(BaseEnvironment):
         the same files. From then on commands have an empty HOME and no user site-packages. The world's server
         is dead afterwards too; its socket is gone. Raises SandboxError.
         """
-        self._require_folder()
-        if self._namespace is not None:
-            await finish(self._namespace.kill())
-        self._namespace, self._grading = await self._launch(), True
-        await self._checked(_WIPE, "clean up before grading")
+        async with self._lifecycle:
+            self._require_folder()
+            if self._namespace is not None:
+                await finish(self._namespace.kill())
+                self._namespace = None
+            self._namespace, self._grading = await self._launch(), True
+            await self._checked(_WIPE, "clean up before grading")
 
     # -- commands
 
@@ -309,12 +323,12 @@ class BubblewrapEnvironment(BaseEnvironment):
             errors += f"\n[deskrl: killed after {timeout_sec} s]\n"
         return ExecResult(stdout=done.stdout.decode(errors="replace"), stderr=errors, return_code=done.returncode)
 
-    async def spawn(self, command: str, log_path: str) -> None:
-        """Start a bash command in the background, its output in `log_path` inside; returns at once.
+    async def spawn(self, command: str, log_path: str, env: dict[str, str] | None = None) -> None:
+        """Start a bash command in /, in the background, its output in `log_path` inside; returns at once.
 
         It runs until it ends, `quiesce` or `stop`. Raises SandboxError when it cannot be started.
         """
-        await self._checked(_SPAWN, f"start {command!r}", command, log_path, env=self._merge_env(None))
+        await self._checked(_SPAWN, f"start {command!r}", command, log_path, env=self._merge_env(env))
 
     # -- transfers
 

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ _INIT = f"echo {_READY}; exec >/dev/null 2>&1; while read -r _; do :; done"
 # Bind-mounts pairs of paths in a mount namespace of its own, then becomes the real command.
 _STAGE = 'while [ "$1" != -- ]; do mount --bind "$1" "$2" || exit 97; shift 2; done; shift; exec "$@"'
 _START_LIMIT = 60.0
+# In the environment of every process that a command starts, so that they can be found again.
+_MARK = "DESKRL_EXEC"
+_LINKER = ("LD_", "GLIBC_", "GCONV_")
+_KILL_ROUNDS = 100
 
 
 @dataclass(frozen=True)
@@ -121,11 +126,29 @@ class Namespace:
         limit: int = 10_000_000,
         stdout_sink: Callable[[bytes], None] | None = None,
     ) -> Completed:
-        """Run `argv` inside with exactly `env`; see `run_bounded`. Raises SandboxError when not alive."""
+        """Run `argv` inside with `env` and a mark; see `run_bounded`. Raises SandboxError when not alive.
+
+        On a timeout, an error or a cancellation everything that still carries the command's mark is killed
+        too, so that a child in a session of its own does not go on. (A process that wiped its environment
+        is only ended by `kill`.)
+        """
         if not self.alive():
             raise SandboxError("the sandbox is not running: it was stopped, or its first process was killed")
-        command = [*self._enter(), *argv]
-        return await run_bounded(command, env=env, stdin=stdin, timeout=timeout, limit=limit, stdout_sink=stdout_sink)
+        mark = f"{_MARK}={secrets.token_hex(8)}"
+        # nsenter and setpriv still run with rights of the harness: the linker must not obey the caller there.
+        late = [f"{name}={value}" for name, value in env.items() if name.startswith(_LINKER)]
+        early = {name: value for name, value in env.items() if not name.startswith(_LINKER)}
+        command = [*self._enter(), "/usr/bin/env", *late, mark, *argv]
+        ended = False
+        try:
+            done = await run_bounded(
+                command, env=early, stdin=stdin, timeout=timeout, limit=limit, stdout_sink=stdout_sink
+            )
+            ended = not done.timed_out
+            return done
+        finally:
+            if not ended:
+                await finish(asyncio.to_thread(_kill_marked, mark.encode()))
 
     async def forbid_user_namespaces(self) -> None:
         """Unprivileged harness: no further user namespaces inside (for root, bwrap itself sees to it).
@@ -195,6 +218,26 @@ def _launch_argv(plan: Plan, info_fd: int) -> list[str]:
         argv += ["--setenv", name, value]
     argv += [*plan.mounts, "--chdir", "/", "--info-fd", str(info_fd)]
     return [*argv, "--", "/bin/bash", "-c", _INIT, plan.tag]
+
+
+def _kill_marked(mark: bytes) -> None:
+    """SIGKILL every process whose environment holds `mark`, until none is found."""
+    for _ in range(_KILL_ROUNDS):
+        found = False
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                pidfd = os.pidfd_open(int(name))  # first, so that the check is about the process it names
+                try:
+                    with open(f"/proc/{name}/environ", "rb") as environ:
+                        if mark in environ.read().split(b"\0"):
+                            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                            found = True
+                finally:
+                    os.close(pidfd)
+        if not found:
+            return
 
 
 async def _await_ready(bwrap: asyncio.subprocess.Process) -> None:

@@ -11,6 +11,7 @@ has 107 bytes) and belongs to the user the harness runs as.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -28,17 +29,25 @@ _SOCKET_PATH_MAX = 107
 
 @dataclass(frozen=True)
 class Owner:
-    """The harness process behind a sandbox; `started` (clock ticks since boot) tells a reused pid apart."""
+    """The harness process behind a sandbox; `started` (clock ticks since boot) tells a reused pid apart.
+
+    `pid_namespace` is the inode of the namespace in which `pid` means something.
+    """
 
     pid: int
     started: int
+    pid_namespace: int
     sandbox_id: str
     uid: int | None
     run_id: str | None
 
     def alive(self) -> bool:
-        """Whether that very process still runs."""
-        return process_start_time(self.pid) == self.started
+        """Whether that very process still runs; assumed of one in another container that shares the folder."""
+        return self.pid_namespace != _pid_namespace() or process_start_time(self.pid) == self.started
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def process_start_time(pid: int) -> int | None:
@@ -110,7 +119,7 @@ class SandboxFolder:
         started = process_start_time(os.getpid())
         assert started is not None
         label = re.sub(r"[^A-Za-z0-9_.]", "_", run_id or "run")[:16].lstrip(".") or "run"
-        owner = Owner(os.getpid(), started, sandbox_id, uid, run_id)
+        owner = Owner(os.getpid(), started, _pid_namespace(), sandbox_id, uid, run_id)
         path = root / f"{label}-{sandbox_id}"
         path.mkdir(mode=0o711)
         path.chmod(0o711)
@@ -131,6 +140,11 @@ class SandboxFolder:
             return cls(path, Owner(**data))
         except (OSError, ValueError, TypeError):
             return None
+
+    async def keep(self) -> None:
+        """Leave the files for a person to look at: without an owner no sweep removes them."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / "owner.json").rename(self.path / "kept.json")
 
     async def remove(self) -> None:
         """Delete the folder and everything in it. Call it once no process of the sandbox is left.
