@@ -115,7 +115,8 @@ class DeskAgent(BaseAgent):
             await asyncio.sleep(0.1)
         log = await environment.exec("tail -c 2000 /tmp/start.log", timeout_sec=10)
         raise WorldNotReadyError(
-            f"world not ready in {self.settings.world_timeout_s:g} s: {problem}; end of start.log: {(log.stdout or '').strip()!r}"
+            f"world not ready in {self.settings.world_timeout_s:g} s: {problem}; "
+            f"end of start.log: {(log.stdout or '').strip()!r}"
         )
 
     async def _declared_servers(self, environment: BaseEnvironment) -> list[str]:

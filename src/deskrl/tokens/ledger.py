@@ -151,7 +151,8 @@ class TokenLedger:
             raise TokenLedgerError("turn 0: a generation needs a prompt before it")
         if len(ids) != len(logprobs):
             raise TokenLedgerError(
-                f"turn {self._turn}: {len(ids)} sampled ids but {len(logprobs)} logprobs; the engine must return one each"
+                f"turn {self._turn}: {len(ids)} sampled ids but {len(logprobs)} logprobs; "
+                "the engine must return one each"
             )
         for position, value in enumerate(logprobs):
             if value is None or not math.isfinite(value):
