@@ -124,8 +124,10 @@ class Scheduler:
     # Control jobs, for `call`.
 
     def pause(self, mode: PauseMode) -> "Future[None]":
-        """Stop stepping; the returned future resolves once that is so (`wait`: when all running ones have finished, while
-        new ones queue)."""
+        """Stop stepping; the returned future resolves once that is so.
+
+        `keep` leaves sequences as they are, `abort` ends them, `wait` first lets the running ones finish.
+        """
         drained: Future[None] = Future()
         drained.set_running_or_notify_cancel()
         if mode == "abort":
