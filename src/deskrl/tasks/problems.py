@@ -49,8 +49,10 @@ class TaskFormatError(Exception):
 
 
 def from_validation(file: str, error: ValidationError, prefix: str = "") -> Iterator[Problem]:
-    """Yield a problem for each fault of a pydantic validation."""
+    """Yield a problem for each fault of a pydantic validation, but for unknown keys: see `unknown_keys`."""
     for fault in error.errors(include_url=False):
+        if fault["type"] == "extra_forbidden":
+            continue
         key = _join(prefix, *fault["loc"])
         if fault["type"] == "missing":
             yield Problem(file, key, "the key is required", f"add {fault['loc'][-1]!r}")
@@ -71,10 +73,12 @@ def unknown_keys(
     """Yield a problem for each key of `data` that `model` does not know, at any depth.
 
     `extra` adds accepted keys per model (deprecated spellings). With `lenient`, a key that resembles no
-    known one is only a warning: data made elsewhere may carry more than is used here.
+    known one is only a warning: data made elsewhere may carry more than is used here. A model that forbids
+    extra keys is never lenient.
     """
     if not isinstance(data, dict):
         return
+    lenient = lenient and model.model_config.get("extra") != "forbid"
     fields = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
     accepted = set(fields) | (extra or {}).get(model, frozenset())
     for key, value in data.items():
@@ -104,10 +108,21 @@ def _below(
         yield from unknown_keys(file, annotation, value, prefix=prefix, extra=extra, lenient=lenient)
     elif origin in (Union, types.UnionType):
         for option in get_args(annotation):
-            yield from _below(file, option, value, prefix, extra, lenient)
+            if _tagged_for(option, value):
+                yield from _below(file, option, value, prefix, extra, lenient)
     elif origin in (list, tuple) and isinstance(value, list):
         for index, entry in enumerate(value):
             yield from _below(file, get_args(annotation)[0], entry, f"{prefix}[{index}]", extra, lenient)
+
+
+def _tagged_for(option: Any, value: Any) -> bool:
+    """Whether an option of a union can be meant: no `Literal` field of it contradicts `value`."""
+    if not (isinstance(option, type) and issubclass(option, BaseModel) and isinstance(value, dict)):
+        return True
+    for name, field in option.model_fields.items():
+        if get_origin(field.annotation) is Literal and value.get(name) not in get_args(field.annotation):
+            return False
+    return True
 
 
 def _join(prefix: str, *parts: Any) -> str:
