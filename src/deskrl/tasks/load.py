@@ -25,6 +25,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from deskrl.tasks.problems import Problem, TaskFormatError, from_validation, unknown_keys
 from deskrl.tasks.schema import Archipelago, GoldenResponse, Task, Timeouts, Verifier, bucket_of
 
+__all__ = ["TaskFormatError", "bucket_of", "find_tasks", "lint_task", "load_task"]
+
 _REQUIRED = (
     ("instruction.md", "write the prompt of the task into it"),
     ("task.toml", "write harbor's task configuration into it"),
@@ -39,11 +41,18 @@ _ENV_REFERENCE = re.compile(r"\$\{([^}:]+)(:-[^}]*)?\}")
 def find_tasks(directory: Path) -> list[Path]:
     """Return the task directories at or below `directory`, sorted: those holding a task.toml.
 
-    Raises `FileNotFoundError` when there is no such directory.
+    Hidden directories (builds in progress) and what lies inside a task are not searched. Raises
+    `FileNotFoundError` when there is no such directory.
     """
     if not directory.is_dir():
         raise FileNotFoundError(f"{directory}: no such directory; give a folder of tasks")
-    return sorted(path.parent for path in directory.rglob("task.toml"))
+    tasks: list[Path] = []
+    for folder, folders, names in os.walk(directory):
+        if "task.toml" in names:
+            tasks.append(Path(folder))
+            folders.clear()
+        folders[:] = [name for name in folders if not name.startswith(".")]
+    return sorted(tasks)
 
 
 def lint_task(path: Path, environ: Mapping[str, str] | None = None) -> list[Problem]:
@@ -65,7 +74,10 @@ def load_task(path: Path, environ: Mapping[str, str] | None = None) -> Task:
 def _inspect(path: Path, environ: Mapping[str, str]) -> tuple[Task | None, list[Problem]]:
     problems: list[Problem] = []
     if not path.is_dir():
-        return None, [Problem(str(path), "", "no such directory", "give the path of a task directory")]
+        rule = "is a file, not a directory" if path.exists() else "no such directory"
+        return None, [Problem(str(path), "", rule, "give the path of a task directory")]
+    if not any(path.iterdir()):
+        return None, [Problem(str(path), "", "the directory is empty", "give the path of a task directory")]
     for name, fix in _REQUIRED:
         if not (path / name).is_file():
             problems.append(Problem(name, "", "the file is missing", fix))
