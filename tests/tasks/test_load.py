@@ -93,7 +93,7 @@ class TestDirectories:
     def test_missing(self, tmp_path: Path) -> None:
         path = tmp_path / "gone"
         assert problems(path) == [f"error: {path}: no such directory. give the path of a task directory"]
-        with pytest.raises(TaskFormatError, match="gone is not usable:\n.*no such directory"):
+        with pytest.raises(TaskFormatError, match=r"gone is not usable:\n.*no such directory"):
             load_task(path, {})
 
     def test_empty(self, tmp_path: Path) -> None:

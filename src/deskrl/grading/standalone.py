@@ -181,10 +181,12 @@ def check_problem(check: Any) -> str:
             return f"{key} must be a finite number"
         if key != "value" and value < 0:
             return f"{key} must not be negative"
+    if not isinstance(check.get("case_sensitive", False), bool):
+        return "case_sensitive must be true or false"
     if "pattern" in check:
         try:
             re.compile(check["pattern"])
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             return f"pattern is not a regular expression: {error}"
     if "path" in check and ".." in check["path"].split("/"):
         return "path must not contain '..'"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
 
 _Number = Annotated[StrictInt | StrictFloat, Field(allow_inf_nan=False)]
 Bucket = Literal["ib", "law", "consulting", "other"]
@@ -64,7 +64,7 @@ class ContainsCheck(_Check):
 
     kind: Literal["contains"]
     text: StrictStr = Field(min_length=1)
-    case_sensitive: bool = False
+    case_sensitive: StrictBool = False
 
 
 class RegexCheck(_Check):
@@ -78,7 +78,7 @@ class RegexCheck(_Check):
     def _compiles(cls, pattern: str) -> str:
         try:
             re.compile(pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"is not a regular expression: {error}") from None
         return pattern
 
