@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 FORMAT = "1"
 """Raised whenever what a builder writes changes, so that older cache entries are rebuilt."""
@@ -126,7 +126,7 @@ def _save(model: Any, tokenizer: Any, out: Path) -> None:
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     for key, value in ids.items():
         setattr(model.config, key, value)
-    model.generation_config = GenerationConfig(**ids)
+    model.generation_config = cast(Any, GenerationConfig)(**ids)
     model.save_pretrained(str(out))
     tokenizer.save_pretrained(str(out))
 
@@ -158,7 +158,7 @@ def _build_tiny(out: Path) -> None:
     )
     with torch.random.fork_rng(devices=[]):  # a fixed seed, without disturbing the caller's
         torch.manual_seed(0)
-        model = Qwen3ForCausalLM(config).to(torch.bfloat16)
+        model = cast(Any, Qwen3ForCausalLM)(config).to(torch.bfloat16)
     _save(model, tokenizer, out)
 
 

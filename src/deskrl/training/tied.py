@@ -15,13 +15,14 @@ import ray
 
 from deskrl.training.cpu.shim import import_fsdp_worker
 
-_fsdp_worker = import_fsdp_worker()
+import_fsdp_worker()  # which makes the next import work without flash-attn
+
+from skyrl.backends.skyrl_train.distributed import fsdp_strategy  # noqa: E402
+from skyrl.backends.skyrl_train.workers.fsdp import fsdp_worker  # noqa: E402
 
 
 def retie_before_sharding() -> None:
     """Patch, in this process, the step of SkyRL that shards a model; calling it again changes nothing."""
-    from skyrl.backends.skyrl_train.distributed import fsdp_strategy
-
     shard = fsdp_strategy.apply_fsdp2
     if hasattr(shard, "__wrapped__"):
         return
@@ -44,15 +45,15 @@ class RetieMixin:
         return super().init_model(*args, **kwargs)  # type: ignore[misc]
 
 
-class TiedPolicyWorker(RetieMixin, _fsdp_worker.FSDPPolicyWorkerBase):
+class TiedPolicyWorker(RetieMixin, fsdp_worker.FSDPPolicyWorkerBase):
     """The policy."""
 
 
-class TiedCriticWorker(RetieMixin, _fsdp_worker.FSDPCriticWorkerBase):
+class TiedCriticWorker(RetieMixin, fsdp_worker.FSDPCriticWorkerBase):
     """The critic."""
 
 
-class TiedRefWorker(RetieMixin, _fsdp_worker.FSDPRefWorkerBase):
+class TiedRefWorker(RetieMixin, fsdp_worker.FSDPRefWorkerBase):
     """The reference model."""
 
 
@@ -63,4 +64,4 @@ def install() -> None:
         ("CriticWorker", TiedCriticWorker),
         ("RefWorker", TiedRefWorker),
     ):
-        setattr(_fsdp_worker, name, ray.remote(num_gpus=1)(worker))
+        setattr(fsdp_worker, name, ray.remote(num_gpus=1)(worker))

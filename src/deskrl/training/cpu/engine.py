@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import uvicorn
 from starlette.applications import Starlette
@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from deskrl.training.cpu.runner import Runner, Sampling, UnsupportedModelError
-from deskrl.training.cpu.scheduler import Scheduler, Sequence
+from deskrl.training.cpu.scheduler import PauseMode, Scheduler, Sequence
 
 _UNSUPPORTED = {
     "stream": False, "stop": [], "echo": False, "suffix": None, "prompt_logprobs": None, "logit_bias": None,
@@ -44,12 +44,8 @@ class Engine:
     """The HTTP handlers over one scheduler."""
 
     def __init__(self, scheduler: Scheduler, tokenizer: Any, name: str, max_model_len: int) -> None:
-        self.scheduler, self.tokenizer, self.name, self.max_model_len = (
-            scheduler,
-            tokenizer,
-            name,
-            max_model_len,
-        )
+        self.scheduler, self.tokenizer = scheduler, tokenizer
+        self.name, self.max_model_len = name, max_model_len
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -125,8 +121,8 @@ class Engine:
         sequences = self._sequences(prompts, params)
         for sequence in sequences:
             self.scheduler.submit(sequence)
-        everything = asyncio.gather(*(asyncio.wrap_future(s.done) for s in sequences))
-        gone = asyncio.create_task(_disconnected(request))
+        everything: asyncio.Future[Any] = asyncio.gather(*(asyncio.wrap_future(s.done) for s in sequences))
+        gone: asyncio.Future[Any] = asyncio.create_task(_disconnected(request))
         try:
             await asyncio.wait({everything, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not everything.done():
@@ -247,9 +243,10 @@ class Engine:
 
     async def pause(self, request: Request) -> Response:
         """Stop between two steps; `mode` is keep, abort or wait (vLLM's default is abort)."""
-        mode = request.query_params.get("mode", "abort")
-        if mode not in ("keep", "abort", "wait"):
-            raise BadRequestError(f"unknown pause mode {mode!r}: keep, abort or wait")
+        name = request.query_params.get("mode", "abort")
+        if name not in get_args(PauseMode):
+            raise BadRequestError(f"unknown pause mode {name!r}: keep, abort or wait")
+        mode = cast(PauseMode, name)
         pausing = await asyncio.wrap_future(self.scheduler.call(partial(self.scheduler.pause, mode)))
         await asyncio.wrap_future(pausing)
         if request.query_params.get("clear_cache") == "true":
@@ -329,7 +326,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=4096)
     parser.add_argument("--max-batch", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--prefix-cache-mb", type=int, default=1024)
+    parser.add_argument("--prefix-cache-mb", type=int, default=256)
     parser.add_argument("--seed", type=int)
     args = parser.parse_args()
     # Bound before the model loads, so that a taken port is an error now and not after a minute.

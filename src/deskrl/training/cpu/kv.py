@@ -55,7 +55,7 @@ def rows_attention(
 AttentionInterface.register(ATTENTION, rows_attention)
 
 
-class KVRows(Cache):  # type: ignore[misc]
+class KVRows(Cache):
     """The rows; handed to the model as its `past_key_values` after `place` said where a step writes."""
 
     def __init__(self, config: Any, rows: int, max_len: int, dtype: torch.dtype) -> None:

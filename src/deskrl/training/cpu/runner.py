@@ -51,13 +51,17 @@ def default_dtype() -> torch.dtype:
 class Runner:
     """A causal language model over `rows` key/value rows of `max_len` tokens each."""
 
-    def __init__(self, model: str, rows: int, max_len: int, threads: int) -> None:
+    def __init__(
+        self, model: str, rows: int, max_len: int, threads: int | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        """`threads=None` leaves torch's own number, `dtype=None` takes `default_dtype`."""
         from transformers import AutoModelForCausalLM
 
-        torch.set_num_threads(threads)
-        self.model = AutoModelForCausalLM.from_pretrained(
-            model, dtype=default_dtype(), attn_implementation=ATTENTION
-        ).eval()
+        if threads is not None:
+            torch.set_num_threads(threads)
+        auto: Any = AutoModelForCausalLM
+        self.model = auto.from_pretrained(model, dtype=dtype or default_dtype(), attn_implementation=ATTENTION)
+        self.model.eval()
         config = self.model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"}:

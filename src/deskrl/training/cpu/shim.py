@@ -15,7 +15,7 @@ import sys
 import tempfile
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 
 def has_gpu() -> bool:
@@ -90,7 +90,7 @@ def _with_flash_attn_stub(module: str) -> None:
     sys.modules |= {package.__name__: package, padding.__name__: padding}
     # transformers looks the package's distribution up once it is importable; a name other than
     # flash-attn makes it answer "not available" instead of raising KeyError.
-    mapping = import_utils.PACKAGE_DISTRIBUTION_MAPPING
+    mapping: dict[str, list[str]] = cast(Any, import_utils).PACKAGE_DISTRIBUTION_MAPPING
     added = "flash_attn" not in mapping
     mapping.setdefault("flash_attn", ["deskrl-stub"])
     try:

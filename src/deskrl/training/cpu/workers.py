@@ -37,7 +37,7 @@ def patch_cuda_calls() -> None:
     fsdp_strategy.create_device_mesh = _device_mesh
     fsdp_utils._sync_non_persistent_buffers = _sync_non_persistent_buffers
     # SkyRL enters torch.autocast("cuda"), which has no effect here but warns at every micro-batch.
-    warnings.filterwarnings("ignore", message=".*device_type of 'cuda'.*")
+    warnings.filterwarnings("ignore", message="CUDA is not available or torch_xla")
 
 
 def _device_mesh(world_size: int, fsdp_size: int) -> Any:
@@ -105,7 +105,10 @@ class CpuPolicyWorker(_OnCpu, TiedPolicyWorker):
         if dist.get_rank() == 0:
             asynchronous = self.cfg.fully_async
             recompute = not asynchronous.enabled or asynchronous.clear_kv_cache_on_weight_sync
-            await send_weights(weights, Path(self.cfg.policy.model.path), inference_engine_client, recompute)
+            try:
+                await send_weights(weights, Path(self.cfg.policy.model.path), inference_engine_client, recompute)
+            finally:
+                await inference_engine_client.aclose()  # Ray made a copy for this call, with its own connections
         dist.barrier()
 
 
@@ -132,25 +135,30 @@ def gather_weights(model: torch.nn.Module, dtype: torch.dtype) -> dict[str, torc
 async def send_weights(weights: dict[str, torch.Tensor], model_dir: Path, client: Any, recompute_running: bool) -> None:
     """Write the weights, have every engine load them, remove them.
 
-    `model_dir` is where the model started from; `recompute_running` also discards the keys of running requests, which the old weights computed.
+    `model_dir` is where the model started from; `recompute_running` also discards the keys of running
+    requests, which the old weights computed.
     """
-    from safetensors.torch import save_file
-
     folder = shim.pick_weights_folder(sum(t.nbytes for t in weights.values()))
     shutil.rmtree(folder, ignore_errors=True)  # of a run with this id that was killed in a sync
     folder.mkdir(mode=0o700)
     try:
-        # vLLM takes the folder for a model's, so it gets the model's small files too.
-        for file in model_dir.glob("*.json"):
-            if "index" not in file.name:
-                shutil.copy(file, folder)
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        _write_model(weights, model_dir, folder)
         request = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         # SkyRL's client has a method for each of its own transfers, but none for this.
         await client._call_all_servers("/collective_rpc", request)
         await client.reset_prefix_cache(reset_running_requests=recompute_running)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_model(weights: dict[str, torch.Tensor], model_dir: Path, folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    # vLLM takes the folder for a model's, so it gets the model's small files too.
+    for file in model_dir.glob("*.json"):
+        if "index" not in file.name:
+            shutil.copy(file, folder)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 PolicyWorker = ray.remote(num_gpus=0)(CpuPolicyWorker)
