@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from deskrl.sandbox.errors import SandboxError, SandboxUnavailable
-from deskrl.sandbox.processes import Completed, finish, kill_group, run_bounded, start_process
+from deskrl.sandbox.processes import Child, Completed, finish, kill_group, run_bounded, start_process
 from deskrl.sandbox.runtime import host_tool
 
 _READY = "deskrl-ready"
@@ -66,7 +66,7 @@ class Plan:
 class Namespace:
     """A running sandbox's processes. `kill` ends all of them; the files stay."""
 
-    def __init__(self, plan: Plan, bwrap: asyncio.subprocess.Process, init_pid: int, proc_fd: int) -> None:
+    def __init__(self, plan: Plan, bwrap: Child, init_pid: int, proc_fd: int) -> None:
         self._plan, self._bwrap, self._init_pid, self._proc_fd = plan, bwrap, init_pid, proc_fd
 
     @classmethod
@@ -93,6 +93,7 @@ class Namespace:
             proc_fd = os.open(f"/proc/{init_pid}", os.O_PATH | os.O_DIRECTORY)
         except BaseException:
             await finish(kill_group(bwrap))
+            bwrap.close()
             raise
         finally:
             os.close(info_read)
@@ -178,8 +179,7 @@ class Namespace:
         await self._bwrap.wait()
         while self.alive():  # noqa: ASYNC110 - another parent's child: there is no event to wait for
             await asyncio.sleep(0.002)
-        if self._bwrap.stdin is not None:
-            self._bwrap.stdin.close()
+        self._bwrap.close()
         os.close(self._proc_fd)
         self._proc_fd = -1
 
@@ -240,7 +240,7 @@ def _kill_marked(mark: bytes) -> None:
             return
 
 
-async def _await_ready(bwrap: asyncio.subprocess.Process) -> None:
+async def _await_ready(bwrap: Child) -> None:
     """Wait until process 1 itself says that it runs.
 
     bwrap reports that process's pid before it has changed the root, so the report alone proves nothing.

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, override
 
 # What host-side helpers and bwrap itself see. bwrap's environment must never be the harness's: whatever the
 # first process of a sandbox was started with can be read inside as /proc/1/environ.
@@ -43,20 +43,56 @@ async def finish[T](work: Awaitable[T]) -> T:
     return task.result()
 
 
-async def start_process(argv: Sequence[str], **kwargs: Any) -> asyncio.subprocess.Process:
-    """`create_subprocess_exec` in a session of its own that leaves nothing behind when cancelled."""
-    task = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(*argv, start_new_session=True, **{"env": CLEAN_ENV, **kwargs})
-    )
+class _Protocol(asyncio.subprocess.SubprocessStreamProtocol):
+    def __init__(self) -> None:
+        super().__init__(limit=_CHUNK, loop=asyncio.get_running_loop())
+        self.exited = asyncio.Event()
+
+    @override
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.exited.set()
+
+
+class Child(asyncio.subprocess.Process):
+    """A process whose `wait` ends with the process.
+
+    asyncio's own `wait` also waits until the pipes are closed, which a detached grandchild can put off for ever.
+    """
+
+    def __init__(self, transport: asyncio.SubprocessTransport, protocol: _Protocol) -> None:
+        super().__init__(transport, protocol, asyncio.get_running_loop())
+        self._child_transport, self._exited = transport, protocol.exited
+
+    @override
+    async def wait(self) -> int:
+        await self._exited.wait()
+        assert self.returncode is not None
+        return self.returncode
+
+    def close(self) -> None:
+        """Close this side of the pipes, and kill the process should it still run."""
+        self._child_transport.close()
+
+
+async def _start(argv: Sequence[str], **kwargs: Any) -> Child:
+    transport, protocol = await asyncio.get_running_loop().subprocess_exec(_Protocol, *argv, **kwargs)
+    return Child(transport, protocol)
+
+
+async def start_process(argv: Sequence[str], **kwargs: Any) -> Child:
+    """Start a process in a session of its own; it leaves nothing behind when cancelled."""
+    task = asyncio.ensure_future(_start(argv, start_new_session=True, **{"env": CLEAN_ENV, **kwargs}))
     try:
         return await finish(task)
     except asyncio.CancelledError:
         if task.done() and not task.cancelled() and task.exception() is None:
             await finish(kill_group(task.result()))
+            task.result().close()
         raise
 
 
-async def kill_group(process: asyncio.subprocess.Process) -> None:
+async def kill_group(process: Child) -> None:
     """SIGKILL the process and its session's process group, and reap it. Idempotent."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -140,7 +176,7 @@ async def run_bounded(
             pumps.cancel()
             await asyncio.wait({pumps})
         # Closes the pipe ends that a surviving background child keeps from reaching their end.
-        getattr(process, "_transport").close()  # noqa: B009 - no public name for it
+        process.close()
     status = 124 if timed_out else process.returncode
     return Completed(status if status is not None else -1, out.value(), err.value(), timed_out)
 

@@ -73,15 +73,15 @@ def prepare_root(root: Path) -> Path:
     lies below a folder that the sandbox users cannot enter.
     """
     root = root.absolute()
-    root.mkdir(mode=0o711, parents=True, exist_ok=True)
-    if root.is_symlink() or root.stat().st_uid != os.geteuid():
-        raise SandboxUnavailable(
-            f"sandbox scratch folder {root} belongs to another user: set scratch_dir to one of your own"
-        )
     if len(str(root)) + len(f"/{'x' * 16}-{'x' * 12}/run/{SOCKET_NAME}") > _SOCKET_PATH_MAX:
         raise SandboxUnavailable(
             f"sandbox scratch folder {root} is too long for a Unix socket's path: set scratch_dir to one of "
             f"at most {_SOCKET_PATH_MAX - 44} characters"
+        )
+    root.mkdir(mode=0o711, parents=True, exist_ok=True)
+    if root.is_symlink() or root.stat().st_uid != os.geteuid():
+        raise SandboxUnavailable(
+            f"sandbox scratch folder {root} belongs to another user: set scratch_dir to one of your own"
         )
     if os.geteuid() == 0 and not others_can_enter(root):
         raise SandboxUnavailable(
