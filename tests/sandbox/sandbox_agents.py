@@ -13,14 +13,12 @@ _CHEATS = {
     "honest": "true",
     "reward file": "mkdir -p /tests; echo '{\"reward\": 42}' | tee /logs/verifier/reward.json /logs/agent/reward.json",
     "daemon": (
-        "echo 'while :; do mkdir -p /logs/verifier; echo \"{\\\"reward\\\": 42}\" >/logs/verifier/reward.json; "
+        'echo \'while :; do mkdir -p /logs/verifier; echo "{\\"reward\\": 42}" >/logs/verifier/reward.json; '
         "sleep 0.01; done' >/tmp/d.sh; env -i setsid --fork /bin/bash /tmp/d.sh >/dev/null 2>&1 </dev/null"
     ),
     "trajectory": "echo '{\"cheated\": true}' >/logs/agent/trajectory.json",
-    "link": (
-        "echo '{\"reward\": 42}' >/logs/agent/reward.json; mv /logs/agent /logs/real; ln -s /logs/real /logs/agent; "
-        "echo 'ln -sfn /logs/verifier /logs/agent' >/tmp/x"
-    ),
+    # The harness downloads the folder, cleans up, and uploads what it downloaded to the same name.
+    "link": "rm -rf /logs/agent; ln -s /logs/verifier /logs/agent; echo '{\"reward\": 42}' >/logs/verifier/reward.json",
 }
 
 

@@ -1,5 +1,7 @@
 """Commands, background servers, the world's socket, and files in and out of a real sandbox."""
 
+# ruff: noqa: ASYNC110, ASYNC240 - what is awaited happens in other processes; /proc and tmp files do not block.
+
 from __future__ import annotations
 
 import asyncio
@@ -69,7 +71,7 @@ async def test_other_users_and_unknown_keywords_are_refused(start: Start, tmp_pa
     environment = await start()
     with pytest.raises(ValueError, match="user 'agent' does not exist in a bubblewrap sandbox"):
         await environment.exec("true", user="agent")
-    with pytest.raises(TypeError, match="unknown environment keyword 'word_dir'.*did you mean 'world_dir'"):
+    with pytest.raises(TypeError, match=r"unknown environment keyword 'word_dir'.*did you mean 'world_dir'"):
         make_environment(tmp_path / "typo", scratch, word_dir="/tmp")
     with pytest.raises(ValueError, match="holds none of the folders"):
         make_environment(tmp_path / "empty", scratch, world_dir=tmp_path)
@@ -150,20 +152,19 @@ async def test_tricks_in_a_download_reach_nothing_else(start: Start, tmp_path: P
     outside = tmp_path / "outside"
     outside.write_text("honest")
     await environment.exec(
-        f"cd /logs/agent && ln -s {outside} link && ln -s / slash && ln -s {agent_dir}/trajectory.json t && mkfifo f && "
-        "echo evil >trajectory.json && echo evil >tokens.bin && mkdir -p deep && echo ok >deep/notes.txt && "
-        "mkdir -p sub && ln -s ../../.. sub/up && ln /logs/agent/deep/notes.txt hard"
+        f"cd /logs/agent && ln -s {outside} link && ln -s / slash && ln -s {agent_dir}/trajectory.json t && "
+        "mkfifo f && echo evil >trajectory.json && echo evil >tokens.bin && mkdir -p deep && "
+        "echo ok >deep/notes.txt && mkdir -p sub && ln -s ../../.. sub/up && ln /logs/agent/deep/notes.txt hard"
     )
     await environment.download_dir("/logs/agent", agent_dir)
-    assert {path.relative_to(agent_dir).as_posix(): path.read_text() for path in agent_dir.rglob("*") if path.is_file()} == {
-        "trajectory.json": "honest",
-        "tokens.bin": "honest",
-        "deep/notes.txt": "ok\n",
-    } or (agent_dir / "hard").read_text() == "ok\n"
+    # Of a file with two names, tar sends the second as a link, which may be missing outside.
+    come_out = {path.relative_to(agent_dir).as_posix() for path in agent_dir.rglob("*") if path.is_file()}
+    assert come_out - {"hard", "deep/notes.txt"} == {"trajectory.json", "tokens.bin"}
+    assert come_out & {"hard", "deep/notes.txt"}
     assert (agent_dir / "trajectory.json").read_text() == (agent_dir / "tokens.bin").read_text() == "honest"
     assert not any(path.is_symlink() for path in agent_dir.rglob("*")) and outside.read_text() == "honest"
     # What came from inside before may be refreshed from inside.
-    await environment.exec("echo more >/logs/agent/deep/notes.txt")
+    await environment.exec("cd /logs/agent && rm -f hard && echo more >deep/notes.txt")
     await environment.download_dir("/logs/agent", agent_dir)
     assert (agent_dir / "deep" / "notes.txt").read_text() == "more\n"
     await environment.exec("rm -rf /logs/agent && ln -s /proc/1/root/etc /logs/agent")

@@ -1,5 +1,7 @@
 """What a hostile agent finds inside a real sandbox: no host, no network, no rights, no secrets."""
 
+# ruff: noqa: ASYNC240 - what is awaited happens in other processes; /proc and tmp files do not block.
+
 from __future__ import annotations
 
 import os
@@ -12,6 +14,7 @@ from conftest import Start
 
 import deskrl
 from deskrl.sandbox.bubblewrap import BubblewrapEnvironment
+from deskrl.sandbox.runtime import python_folders
 from deskrl.sandbox.sweep import sandbox_processes
 
 _PYTHON = '"$DESKRL_PYTHON" -c'
@@ -27,7 +30,8 @@ async def test_host_files_are_not_there(start: Start, tmp_path: Path) -> None:
     package = Path(deskrl.__file__).parent
     hidden = ["/etc/shadow", "/etc/ssh", "/home", "/sys", "/boot", "/var/log", "/proc/kcore", str(tmp_path)]
     hidden += [str(package.parents[1] / name) for name in (".git", "pyproject.toml", "tests", "README.md")]
-    found = await _out(environment, "; ".join(f"head -c1 {path} 2>/dev/null; ls -d {path}/ 2>/dev/null" for path in hidden))
+    probe = "head -c1 {0} 2>/dev/null; ls -d {0}/ 2>/dev/null"
+    found = await _out(environment, "; ".join(probe.format(path) for path in hidden))
     assert found == ""
     # The harness's Python may lie below /root: then the way to it is there, and nothing else.
     at_root = {Path(path).relative_to("/root").parts[0] for path in _borrowed() if path.startswith("/root/")}
@@ -35,8 +39,6 @@ async def test_host_files_are_not_there(start: Start, tmp_path: Path) -> None:
 
 
 def _borrowed() -> list[str]:
-    from deskrl.sandbox.runtime import python_folders
-
     return list(python_folders())
 
 
@@ -102,13 +104,8 @@ async def test_only_its_own_processes_are_seen(start: Start) -> None:
     assert len((await _out(environment, "ls -d /proc/[0-9]*")).split()) < 6
     if os.geteuid() == 0:
         assert environment.host_uid != other.host_uid
-        pids = sandbox_processes_of(environment)
+        pids = sandbox_processes(environment._require_folder())
         assert pids and {os.stat(f"/proc/{pid}").st_uid for pid in pids} == {environment.host_uid}
-
-
-def sandbox_processes_of(environment: BubblewrapEnvironment) -> list[int]:
-    folder = environment._require_folder()
-    return sandbox_processes(folder)
 
 
 async def test_no_variable_of_the_host_is_visible(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +163,11 @@ async def test_the_world_is_a_private_writable_copy(start: Start, tmp_path: Path
     assert (await first.exec("cat /filesystem/link")).return_code != 0
     assert await _out(second, "cat /filesystem/Finance/budget.txt") == "100"
     assert (world / "filesystem" / "Finance" / "budget.txt").read_text() == "100"
+
+
+async def test_out_of_memory_the_kernel_takes_the_sandbox_first(start: Start) -> None:
+    environment = await start()
+    assert set((await _out(environment, "cat /proc/[0-9]*/oom_score_adj")).split()) == {"800"}
 
 
 async def test_a_fork_bomb_stays_in_its_sandbox(start: Start) -> None:

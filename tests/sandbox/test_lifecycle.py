@@ -1,5 +1,7 @@
 """Nothing stays behind: after a stop, after a start that was cancelled or failed, after a harness that was killed."""
 
+# ruff: noqa: ASYNC110, ASYNC240 - what is awaited happens in other processes; /proc and tmp files do not block.
+
 from __future__ import annotations
 
 import asyncio
@@ -121,7 +123,7 @@ async def test_a_failing_start_names_the_cause_and_leaves_nothing(
     broken.chmod(0o755)
     monkeypatch.setenv("DESKRL_BWRAP", str(broken))
     environment = make_environment(tmp_path, scratch)
-    with pytest.raises(SandboxUnavailable, match="it said: bwrap: no user namespaces here. Run `deskrl doctor`"):
+    with pytest.raises(SandboxUnavailable, match=r"it said: bwrap: no user namespaces here\. Run `deskrl doctor`"):
         await environment.start()
     assert folders(scratch) == []
 

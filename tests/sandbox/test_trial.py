@@ -1,4 +1,6 @@
-"""Real harbor trials in the sandbox: an honest reward whatever the agent leaves behind, and nothing left on the host."""
+"""Real harbor trials in the sandbox: the honest reward whatever the agent leaves behind, and a clean host."""
+
+# ruff: noqa: ASYNC240 - what is awaited happens in other processes; /proc and tmp files do not block.
 
 from __future__ import annotations
 

@@ -190,6 +190,7 @@ class Namespace:
         kinds = {"user": "user", "mount": "mnt", "pid": "pid", "net": "net", "ipc": "ipc", "uts": "uts"}
         limits = self._plan.limits
         return [
+            *_killed_first(),
             host_tool("nsenter"),
             *(f"--{option}={self._ns(kind)}" for option, kind in kinds.items()),
             *(["--preserve-credentials"] if self._plan.uid is None else ["-S", "0", "-G", "0"]),
@@ -201,6 +202,14 @@ class Namespace:
         ]
 
 
+def _killed_first() -> list[str]:
+    """Out of memory, the kernel ends an agent's processes and not the harness or the trainer beside them.
+
+    Against accidents: a process inside can set its own value back to 0.
+    """
+    return [host_tool("choom"), "-n", "800", "--"]
+
+
 def _launch_argv(plan: Plan, info_fd: int) -> list[str]:
     argv: list[str] = []
     if plan.staged:
@@ -209,7 +218,7 @@ def _launch_argv(plan: Plan, info_fd: int) -> list[str]:
         argv += ["/bin/sh", "-c", _STAGE, "deskrl-stage", *pairs, "--"]
     if plan.uid is not None:
         argv += [host_tool("setpriv"), f"--reuid={plan.uid}", f"--regid={plan.uid}", "--clear-groups", "--"]
-    argv += [plan.bwrap, "--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"]
+    argv += [*_killed_first(), plan.bwrap, "--unshare-user", "--uid", "0", "--gid", "0", "--cap-drop", "ALL"]
     if plan.uid is not None:
         argv += ["--disable-userns"]
     argv += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]

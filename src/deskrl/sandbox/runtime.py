@@ -16,7 +16,7 @@ from pathlib import Path
 from deskrl.sandbox.errors import SandboxUnavailable
 from deskrl.sandbox.scratch import others_can_enter
 
-_TOOLS = ("bash", "nsenter", "setpriv", "prlimit", "tar", "cp", "rm", "setsid")
+_TOOLS = ("bash", "nsenter", "setpriv", "prlimit", "choom", "tar", "cp", "rm", "setsid")
 
 
 @cache
