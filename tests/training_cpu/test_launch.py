@@ -27,21 +27,13 @@ def _gone(pid: int) -> bool:
     return False
 
 
-def test_a_started_engine_is_healthy_small_and_gone_after_stop(tiny: Path, tmp_path: Path) -> None:
-    with EngineProcess("embedded", tiny, "policy", log_path=tmp_path / "e.log", max_model_len=512, threads=1) as engine:
-        assert httpx.get(f"{engine.base_url}/v1/models").json()["data"][0]["id"] == "policy"
+async def test_an_engine_is_healthy_small_guards_its_port_and_its_death_is_told(tiny: Path, tmp_path: Path) -> None:
+    async with EngineProcess("embedded", tiny, "p", log_path=tmp_path / "a.log", max_model_len=512) as engine:
+        assert httpx.get(f"{engine.base_url}/v1/models").json()["data"][0]["id"] == "p"
         body = {"prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
         assert httpx.post(f"{engine.base_url}/v1/completions", json=body, timeout=60).status_code == 200
-        pid = engine.pid
-        assert pid is not None
-        status = Path(f"/proc/{pid}/status").read_text()
-        assert int(status.split("VmRSS:")[1].split()[0]) < 1024 * 1024, "the engine holds a GB for a 7M model"
-    assert _gone(pid)
-    assert engine.pid is None
-
-
-async def test_async_and_a_taken_port(tiny: Path, tmp_path: Path) -> None:
-    async with EngineProcess("embedded", tiny, "p", log_path=tmp_path / "a.log", max_model_len=512) as engine:
+        memory = Path(f"/proc/{engine.pid}/status").read_text().split("VmRSS:")[1].split()[0]
+        assert int(memory) < 1024 * 1024, "the engine holds a GB for a 7M model"
         with pytest.raises(EngineError, match=f"port {engine.port} .*already in use.*port 0"):
             EngineProcess("embedded", tiny, "p", log_path=tmp_path / "b.log", port=engine.port).start()
         engine.check()
@@ -79,9 +71,10 @@ def test_a_killed_parent_takes_the_engine_with_it(tiny: Path, tmp_path: Path) ->
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    log = str(tmp_path / "e.log")
     code = (
         "import sys, time; from pathlib import Path; from deskrl.training.cpu.launch import EngineProcess; "
-        f"e = EngineProcess('embedded', {str(tiny)!r}, 'p', log_path=Path({str(tmp_path / 'e.log')!r}), port={port}, "
+        f"e = EngineProcess('embedded', {str(tiny)!r}, 'p', log_path=Path({log!r}), port={port}, "
         "max_model_len=512).start(); print(e.pid, flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
