@@ -16,6 +16,17 @@ from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
 
+@asynccontextmanager
+async def mcp_session(http: httpx.AsyncClient, base_url: str) -> AsyncIterator[ClientSession]:
+    """A session of the public MCP client over `http`."""
+    async with (
+        streamable_http_client(base_url + "/mcp/", http_client=http) as streams,
+        ClientSession(streams[0], streams[1]) as session,
+    ):
+        await session.initialize()
+        yield session
+
+
 @dataclass(frozen=True)
 class Gateway:
     """A serving world: where it listens and which directories it serves."""
@@ -35,12 +46,7 @@ class Gateway:
     @asynccontextmanager
     async def session(self) -> AsyncIterator[ClientSession]:
         """A session of the public MCP client."""
-        async with (
-            self.http() as client,
-            streamable_http_client(self.base_url + "/mcp/", http_client=client) as streams,
-            ClientSession(streams[0], streams[1]) as session,
-        ):
-            await session.initialize()
+        async with self.http() as http, mcp_session(http, self.base_url) as session:
             yield session
 
     async def call(self, tool: str, **arguments: Any) -> str:
