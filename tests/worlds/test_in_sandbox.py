@@ -44,9 +44,7 @@ async def test_from_start_script_to_reward(pristine: Path, tmp_path: Path) -> No
                     await asyncio.sleep(0.1)
             async with mcp_session(http, endpoint.base_url) as session:
                 arguments = {"file_path": "/deals/peg.xlsx", "rows": [["Working capital peg", 4375]]}
-                made = await session.call_tool(
-                    "excel_create_spreadsheet", {"file_path": "/deals/peg.xlsx", "rows": rows}
-                )
+                made = await session.call_tool("excel_create_spreadsheet", arguments)
                 assert not made.isError
         await environment.quiesce()
         answer = json.loads((task / "tests/golden_responses.json").read_text())[0]["gold_response"]
