@@ -41,9 +41,11 @@ from deskrl.sandbox.transfer import SizeGate, merge, pack, unpack
 from deskrl.sandbox.uids import UidLease, lease_uid
 
 _WORLD = {"filesystem": "/filesystem", "apps_data": "/.apps_data", "app": "/app"}
+# $1: the world, $2: the sandbox's folder, $3: owner or nothing, then names of folders.
 _COPY = (
-    'cp -a --reflink=auto --no-preserve=ownership -- "$1" "$2" && chmod -R u+rwX -- "$2" && '
-    '{ [ -z "$3" ] || chown -R -h -- "$3" "$2"; }'
+    'world=$1; cd -- "$2" || exit; owner=$3; shift 3; '
+    'for name; do cp -a --reflink=auto --no-preserve=ownership -- "$world/$name/." "$name" || exit; done; '
+    'chmod -R u+rwX -- "$@" && { [ -z "$owner" ] || chown -R -h -- "$owner" "$@"; }'
 )
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _IN_CWD = 'cd -- "$1" && exec /bin/bash -c "$2"'
@@ -161,18 +163,17 @@ class BubblewrapEnvironment(BaseEnvironment):
         await self._copy_world(folder, uid)
         self._plan = await finish(asyncio.to_thread(self._make_plan, folder, uid))
         self._namespace = await self._launch()
-        await self._checked("mkdir -p -m 777 /logs/{agent,verifier,artifacts} /var/tmp", "make /logs")
         await self._upload_task_files()
 
     async def _copy_world(self, folder: SandboxFolder, uid: int | None) -> None:
-        for name in _WORLD if self._world is not None else ():
-            assert self._world is not None
-            source, target = self._world / name, folder.path / name
-            if not source.is_dir():
-                continue
-            target.mkdir(mode=0o700, exist_ok=True)
-            owner = "" if uid is None else f"{uid}:{uid}"
-            await run_host(["/bin/sh", "-c", _COPY, "deskrl-copy", f"{source}/.", str(target), owner])
+        if self._world is None:
+            return
+        names = [name for name in _WORLD if (self._world / name).is_dir()]
+        for name in names:
+            (folder.path / name).mkdir(mode=0o700, exist_ok=True)
+        owner = "" if uid is None else f"{uid}:{uid}"
+        words = [str(self._world), str(folder.path), owner, *names]
+        await run_host(["/bin/sh", "-c", _COPY, "deskrl-copy", *words])
         start = folder.path / "app" / "tools" / "start.sh"
         if start.is_file() and not start.is_symlink():
             start.chmod(0o755)

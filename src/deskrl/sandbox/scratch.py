@@ -25,6 +25,11 @@ from deskrl.sandbox.processes import run_host
 
 SOCKET_NAME = "world.sock"
 _SOCKET_PATH_MAX = 107
+# Made for the sandbox's user, parents first.
+_OWNED = (
+    *("root", "root/var", "root/var/tmp", "app", "home", "tmp", "run"),
+    *("logs", "logs/agent", "logs/verifier", "logs/artifacts"),
+)
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class SandboxFolder:
         path.mkdir(mode=0o711)
         path.chmod(0o711)
         (path / "owner.json").write_text(json.dumps(asdict(owner)))
-        for name in ("root", "app", "home", "tmp", "logs", "run"):
+        for name in _OWNED:
             folder = path / name
             folder.mkdir(mode=0o700)
             if uid is not None:
