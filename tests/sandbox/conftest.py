@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_helpers import make_environment
+from sandbox_helpers import Start, make_environment
 
 from deskrl.sandbox.bubblewrap import BubblewrapEnvironment
-
-Start = Callable[..., Awaitable[BubblewrapEnvironment]]
 
 
 @pytest.fixture

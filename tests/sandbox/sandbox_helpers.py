@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from harbor.models.trial.paths import TrialPaths
 from deskrl.sandbox.bubblewrap import BubblewrapEnvironment
 from deskrl.sandbox.scratch import SandboxFolder
 from deskrl.sandbox.sweep import sandbox_processes
+
+Start = Callable[..., Awaitable[BubblewrapEnvironment]]
 
 
 def make_environment(folder: Path, scratch: Path, **kwargs: Any) -> BubblewrapEnvironment:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import Start
-from sandbox_helpers import make_environment
+from sandbox_helpers import Start, make_environment
 
 from deskrl.sandbox.bubblewrap import BubblewrapEnvironment
 from deskrl.sandbox.errors import SandboxError

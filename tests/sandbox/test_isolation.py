@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from sandbox_helpers import Start
 
 import deskrl
 from deskrl.sandbox.bubblewrap import BubblewrapEnvironment

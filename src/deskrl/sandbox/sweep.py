@@ -63,8 +63,9 @@ def _kill_all(folder: SandboxFolder) -> None:
 def sweep(scratch_root: str | Path | None = None) -> list[str]:
     """Kill and remove every sandbox whose harness is dead; returns the removed folders' paths.
 
-    Blocking (call it at start-up, or in a thread). A folder that another sweep removes meanwhile is no
-    error. Raises SandboxError when processes will not die or files cannot be deleted.
+    Blocking: call it at start-up, or with asyncio.to_thread from within an event loop. A folder that another
+    sweep removes meanwhile is no error. Raises SandboxError when processes will not die or files cannot be
+    deleted.
     """
     import asyncio
 
