@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,8 @@ from deskrl.training.trajectory import Trajectory, placeholder, read_trajectory
 from deskrl.trials.outcome import Outcome, OutcomeKind
 from deskrl.trials.report import TrialReport
 from deskrl.trials.runner import TrialRequest, TrialRunner
+
+PROBE_SIZE = 8
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class TrialGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL is unty
         self._worlds = worlds
         self._pad_token_id = pad_token_id
         self._rules = rules or GeneratorRules()
+        self.probe: deque[Trajectory] = deque(maxlen=PROBE_SIZE)
+        """Recent evaluation samples drawn from one version of the weights, to compare logprobs on."""
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
         """See the class. Raises CancelledError, once every trial of the batch has stopped its sandbox."""
@@ -83,7 +87,10 @@ class TrialGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL is unty
             (trajectory, report if problem is None else _broken(report, problem))
             for report, (trajectory, problem) in zip(reports, trajectories, strict=True)
         ]
-        return self._output(input_batch, [t for t, _ in pairs], [r for _, r in pairs])
+        output = self._output(input_batch, [t for t, _ in pairs], [r for _, r in pairs])
+        if requests and requests[0].phase == "eval":
+            self.probe.extend(t for t, _ in pairs if any(t.mask) and len(set(t.weight_versions)) == 1)
+        return output
 
     def _requests(self, input_batch: GeneratorInput) -> list[TrialRequest]:
         metadata = input_batch.get("batch_metadata")
