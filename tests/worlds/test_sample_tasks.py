@@ -100,6 +100,24 @@ def test_random_text_earns_something_now_and_then(tasks: dict[str, Path], sample
     assert max(rewards) < 1.0
 
 
+@pytest.mark.parametrize(
+    "answer", ["a " * 10_000, " " * 20_000, "a" * 20_000, "a\n \t" * 4_000, "1debt " * 3_000 + "("]
+)
+def test_no_pattern_stalls_on_a_long_answer(answer: str) -> None:
+    patterns = {
+        check["pattern"]
+        for sample in SAMPLE_TASKS
+        for check in [
+            *(check for _, check in sample.facts),
+            sample.about[1],
+            *({"pattern": f.pattern} for f in sample.forms),
+        ]
+        if "pattern" in check
+    }
+    for pattern in sorted(patterns):
+        standalone.regex_search(pattern, answer)  # raises when it takes too long
+
+
 def test_found_and_built_once(tasks: dict[str, Path]) -> None:
     folder = next(iter(tasks.values())).parent
     assert find_tasks(folder) == sorted(tasks.values())

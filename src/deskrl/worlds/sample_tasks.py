@@ -78,12 +78,17 @@ def mention(*names: str) -> Check:
     return {"kind": "regex", "pattern": f"(?i){options}"}
 
 
+def mention_with_figure(name: str) -> Check:
+    """`name` in any case, and a digit somewhere."""
+    return {"kind": "regex", "pattern": rf"(?is)\A(?=.*{name})(?=.*\d)"}
+
+
 SAMPLE_TASKS: tuple[SampleTask, ...] = (
     SampleTask(
         "revenue-2025",
         "What is Brightwater's revenue for 2025 in /deals/model.xlsx, tab Forecast? Answer in one sentence.",
         (("States revenue of 44,900 thousand", {"kind": "regex", "pattern": r"44[,.\s]?9(?:00|\b)"}),),
-        ("Names Brightwater or its revenue", mention("brightwater", "revenue")),
+        ("Names Brightwater and gives a figure", mention_with_figure("brightwater")),
         (PLAIN, CAPITAL),
         "Brightwater Dairy expects revenue of 44,900 thousand for 2025.",
     ),
@@ -91,7 +96,7 @@ SAMPLE_TASKS: tuple[SampleTask, ...] = (
         "ebitda-2026",
         "Work out Brightwater's EBITDA for 2026 from /deals/model.xlsx (revenue less costs). One sentence.",
         (("States EBITDA of 9,660 thousand", {"kind": "regex", "pattern": r"9[,.\s]?66(?:0|\b)"}),),
-        ("Names EBITDA", mention("ebitda")),
+        ("Speaks of EBITDA and gives a figure", mention_with_figure("ebitda")),
         (UNBRACKETED, CAPITAL),
         "EBITDA for 2026 is 9,660 thousand.",
     ),
@@ -99,7 +104,7 @@ SAMPLE_TASKS: tuple[SampleTask, ...] = (
         "net-debt",
         "What is the net debt in /deals/model.xlsx, tab 1 (Debt)? Answer in one sentence.",
         (("States net debt of 11,080 thousand", {"kind": "regex", "pattern": r"11[,.\s]?08(?:0|\b)"}),),
-        ("Speaks of the net debt", mention("net debt")),
+        ("Speaks of the debt and gives a figure", mention_with_figure("debt")),
         (UNQUOTED, SHORT),
         "Net debt is 11,080 thousand: term loan and leases less cash.",
     ),
