@@ -1,10 +1,13 @@
 """The 7M test model, built once per machine into the ordinary cache."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from deskrl.training.models import prepare_model
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the engine and the workers run; read when torch loads
+
+from deskrl.training.models import prepare_model  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -27,13 +27,17 @@ def _gone(pid: int) -> bool:
     return False
 
 
+def _resident_kb(pid: int | None) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
+
+
 async def test_an_engine_is_healthy_small_guards_its_port_and_its_death_is_told(tiny: Path, tmp_path: Path) -> None:
     async with EngineProcess("embedded", tiny, "p", log_path=tmp_path / "a.log", max_model_len=512) as engine:
-        assert httpx.get(f"{engine.base_url}/v1/models").json()["data"][0]["id"] == "p"
-        body = {"prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
-        assert httpx.post(f"{engine.base_url}/v1/completions", json=body, timeout=60).status_code == 200
-        memory = Path(f"/proc/{engine.pid}/status").read_text().split("VmRSS:")[1].split()[0]
-        assert int(memory) < 1024 * 1024, "the engine holds a GB for a 7M model"
+        async with httpx.AsyncClient(base_url=engine.base_url, timeout=60) as client:
+            assert (await client.get("/v1/models")).json()["data"][0]["id"] == "p"
+            body = {"prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
+            assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert _resident_kb(engine.pid) < 1024 * 1024, "the engine holds a GB for a 7M model"
         with pytest.raises(EngineError, match=f"port {engine.port} .*already in use.*port 0"):
             EngineProcess("embedded", tiny, "p", log_path=tmp_path / "b.log", port=engine.port).start()
         engine.check()

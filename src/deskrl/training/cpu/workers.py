@@ -161,6 +161,9 @@ def _write_model(weights: dict[str, torch.Tensor], model_dir: Path, folder: Path
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-PolicyWorker = ray.remote(num_gpus=0)(CpuPolicyWorker)
-CriticWorker = ray.remote(num_gpus=0)(CpuCriticWorker)
-RefWorker = ray.remote(num_gpus=0)(CpuRefWorker)
+# Threads that spin while they wait for each other make a step ten times slower on busy cores; OpenMP reads
+# this when it is loaded, so it has to be there when the worker's process starts.
+_actor = ray.remote(num_gpus=0, runtime_env={"env_vars": {"OMP_WAIT_POLICY": "PASSIVE"}})
+PolicyWorker = _actor(CpuPolicyWorker)
+CriticWorker = _actor(CpuCriticWorker)
+RefWorker = _actor(CpuRefWorker)
