@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import signal
+import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp.shared.exceptions import McpError
-from world_server import Gateway, command
+from world_server import Gateway, command, start
 
 from deskrl.worlds.sample import SERVERS
 from deskrl.worlds.sample_tasks import CORE_TOOLS
@@ -253,6 +256,23 @@ class TestStart:
         done = subprocess.run(command(world / "gone", "--port", "0"), capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
         assert "no such directory; create it or correct the option" in done.stderr
+
+    def test_an_address_in_use_stops_it(self, world: Path) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = str(taken.getsockname()[1])
+            done = subprocess.run(command(world, "--port", port), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+
+    def test_a_stale_socket_file_is_replaced(self, pristine: Path) -> None:
+        with tempfile.TemporaryDirectory(dir="/tmp") as run:
+            with socket.socket(socket.AF_UNIX) as stale:
+                stale.bind(f"{run}/s")
+            gateway = start(pristine, "uds", Path(run))
+            gateway.process.terminate()
+            assert gateway.process.wait(60) in (0, -signal.SIGTERM)
 
     def test_a_world_with_all_tools_mounted_has_loaded_no_heavy_library(self, world: Path) -> None:
         script = f"""

@@ -197,9 +197,15 @@ def main(argv: list[str] | None = None) -> int:
     roots = WorldRoots(Root.at(options.filesystem), Root.at(options.apps_data))
     try:
         tools = tools_from_config(json.loads(options.config.read_text(encoding="utf-8")), roots)
-        sockets = bind(options.uds, options.host, options.port)
     except (OSError, ValueError, ConfigError) as error:
         print(f"{options.config}: {error}", file=sys.stderr)
+        return 2
+    try:
+        sockets = bind(options.uds, options.host, options.port)
+    except OSError as error:
+        wanted = [str(options.uds)] if options.uds is not None else []
+        wanted += [f"{options.host}:{options.port}"] if options.port is not None else []
+        print(f"cannot listen on {' and '.join(wanted)}: {error}; give another address", file=sys.stderr)
         return 2
     # Tools write files that other service users must be able to edit.
     os.umask(0)
