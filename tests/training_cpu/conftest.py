@@ -7,7 +7,7 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the engine and the workers run; read when torch loads
 
-from deskrl.training.models import prepare_model  # noqa: E402
+from deskrl.training.models import prepare_model
 
 
 @pytest.fixture(scope="session")
