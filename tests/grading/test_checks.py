@@ -7,10 +7,13 @@ import string
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deskrl.grading.standalone import GradingFailure, check_problem, numbers_in, regex_search, rewards_of, run_check
+
+# No limits on time: the machine may be busy.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def holds(check: dict[str, object], answer: str) -> bool:
@@ -56,7 +59,7 @@ def test_what_is_not_that_number(text: str, value: float) -> None:
     assert value not in numbers_in(text)
 
 
-@settings(deadline=None)
+@PATIENT
 @given(st.integers(-(10**12), 10**12))
 def test_an_integer_is_found_with_and_without_separators(value: int) -> None:
     check = {"kind": "number", "value": value}
@@ -64,7 +67,7 @@ def test_an_integer_is_found_with_and_without_separators(value: int) -> None:
     assert holds(check, f"The result is {value:,} in all")
 
 
-@settings(deadline=None)
+@PATIENT
 @given(st.decimals(min_value=0, max_value=10**6, places=2), st.floats(0, 100))
 def test_tolerance_is_absolute_and_inclusive(value: object, tolerance: float) -> None:
     number = float(str(value))
@@ -72,13 +75,13 @@ def test_tolerance_is_absolute_and_inclusive(value: object, tolerance: float) ->
     assert not holds({"kind": "number", "value": number + 2 * tolerance + 1, "tolerance": tolerance}, f"about {value}")
 
 
-@settings(deadline=None)
+@PATIENT
 @given(st.text())
 def test_any_text_can_be_searched_for_numbers(text: str) -> None:
     assert all(isinstance(number, float) for number in numbers_in(text))
 
 
-@settings(deadline=None)
+@PATIENT
 @given(st.text(string.ascii_letters, min_size=1), st.text(), st.text())
 def test_contains_ignores_case_unless_told(needle: str, before: str, after: str) -> None:
     answer = before + needle.swapcase() + after
@@ -87,7 +90,7 @@ def test_contains_ignores_case_unless_told(needle: str, before: str, after: str)
     assert holds(exact, answer) == (needle in answer)
 
 
-@settings(deadline=None)
+@PATIENT
 @given(st.text(min_size=1, max_size=20), st.text(max_size=60))
 def test_a_pattern_is_searched_as_python_does(literal: str, answer: str) -> None:
     pattern = re.escape(literal)
@@ -116,6 +119,7 @@ def test_the_deadline_also_holds_outside_the_main_thread() -> None:
     assert outcome == [True, "regex_timeout"]
 
 
+@PATIENT
 @given(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=10))
 def test_the_reward_is_the_mean_and_passing_means_all(scores: list[float]) -> None:
     rewards = rewards_of([{"verifier_id": str(i), "score": score} for i, score in enumerate(scores)])

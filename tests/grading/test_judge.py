@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -88,7 +88,7 @@ def checks(draw: st.DrawFn) -> dict[str, Any]:
     return {"kind": kind, **{key: draw(VALUES) for key in sorted(keys)}}
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(checks())
 def test_the_grader_and_the_schema_accept_the_same_checks(check: dict[str, Any]) -> None:
     try:

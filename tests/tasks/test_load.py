@@ -269,7 +269,9 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(name=st.sampled_from(["archipelago.json", VERIFIERS, "tests/golden_responses.json"]), data=st.data())
 def test_any_json_in_any_place_gives_problems_and_never_a_crash(task: Path, name: str, data: st.DataObject) -> None:
     path = task / name
