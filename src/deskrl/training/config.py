@@ -18,8 +18,6 @@ from pydantic import TypeAdapter, ValidationError
 from skyrl.train.config import GeneratorConfig, SkyRLTrainConfig, make_config
 from skyrl.train.config.config import BaseConfig
 
-PRESETS = Path(__file__).resolve().parents[1] / "configs"
-
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message names the key and what to do."""
@@ -72,32 +70,13 @@ class DeskConfig(BaseConfig):
 
 
 @dataclass
-class DeskGeneratorConfig(GeneratorConfig):  # type: ignore[misc]  # SkyRL is untyped
+class DeskGeneratorConfig(GeneratorConfig):
     """SkyRL's generator configuration with the `desk` block."""
 
     desk: DeskConfig = field(default_factory=DeskConfig)
 
 
 DeskTrainConfig: type[SkyRLTrainConfig] = make_config(generator_cls=DeskGeneratorConfig)
-
-
-def preset_path(name: str) -> Path:
-    """The file of a preset: a name from `deskrl/configs`, or a path to a YAML file of one's own.
-
-    Raises ConfigError when there is none.
-    """
-    own = Path(name).expanduser()
-    if own.suffix in (".yaml", ".yml"):
-        if own.is_file():
-            return own
-        raise ConfigError(f"no such preset file: {own}")
-    shipped = PRESETS / f"{name}.yaml"
-    if shipped.is_file():
-        return shipped
-    names = sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.yaml"))
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(names)}"
-    raise ConfigError(f"no preset {name!r}; {hint}")
 
 
 def resolve(preset: Path, overrides: Sequence[str] = ()) -> SkyRLTrainConfig:

@@ -25,7 +25,7 @@ from deskrl.trials.progress import Progress
 from deskrl.trials.runner import RunnerSettings, TrialRunner
 
 
-class DeskExperiment(BasePPOExp):  # type: ignore[misc]  # SkyRL is untyped
+class DeskExperiment(BasePPOExp):
     """Training, synchronous or fully async as the configuration says.
 
     Args:

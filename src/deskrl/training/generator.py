@@ -41,7 +41,7 @@ class GeneratorRules:
     overlong_filtering: bool = False
 
 
-class TrialGenerator(GeneratorInterface):  # type: ignore[misc]  # SkyRL is untyped
+class TrialGenerator(GeneratorInterface):
     """Runs one trial for each prompt of a batch.
 
     Args:

@@ -55,7 +55,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, run_dir: list[Path]) -> None:
-    from deskrl.training.config import as_yaml, preset_path, resolve
+    from deskrl.training.config import as_yaml, resolve
+    from deskrl.training.presets import preset_path
 
     config = resolve(preset_path(options.preset), options.overrides)
     desk = config.generator.desk
@@ -134,6 +135,7 @@ def _is_users(error: BaseException) -> bool:
     from deskrl.training.dataset import TaskSetError
     from deskrl.training.models import ModelError
     from deskrl.training.preflight import PreflightError
+    from deskrl.training.presets import PresetError
     from deskrl.training.trainers import TrialsFailedError
 
     mendable = (
@@ -141,6 +143,7 @@ def _is_users(error: BaseException) -> bool:
         EngineError,
         ModelError,
         PreflightError,
+        PresetError,
         SandboxUnavailable,
         TaskFormatError,
         TaskSetError,

@@ -78,16 +78,12 @@ def _sources(config: SkyRLTrainConfig, sources: list[str]) -> list[str]:
     """Task sources with `sample` replaced by the built-in tasks, made when missing."""
     if SAMPLE not in sources:
         return sources
-    from deskrl.worlds.sample import build_sample_world
-    from deskrl.worlds.sample_tasks import build_sample_tasks
+    from deskrl.worlds.sample_set import build_sample_set
 
-    folder = cache_dir() / "sample"
-    found = build_sample_tasks(folder / "tasks")
-    task = load_tasks([found[0]])[0]
-    build_sample_world(folder / "worlds" / task.world_id)
+    tasks, worlds = build_sample_set(cache_dir() / "sample")
     desk = config.generator.desk
-    desk.worlds = desk.worlds or str(folder / "worlds")
-    return [str(folder / "tasks") if source == SAMPLE else source for source in sources]
+    desk.worlds = desk.worlds or str(worlds)
+    return [str(tasks) if source == SAMPLE else source for source in sources]
 
 
 def _check_worlds(config: SkyRLTrainConfig, tasks: list[Task]) -> None:

@@ -20,7 +20,7 @@ from deskrl.trials.progress import Progress
 METRICS_FILE = "metrics.jsonl"
 
 
-class RunTracking(Tracking):  # type: ignore[misc]  # SkyRL is untyped
+class RunTracking(Tracking):
     """SkyRL's tracker that also writes the run folder's metrics and progress."""
 
     def __init__(self, run_dir: Path, progress: Progress, *args: Any, **kwargs: Any) -> None:

@@ -92,11 +92,11 @@ class DeskTrainerMixin:
         return float((trainer - engine)[mask > 0].abs().mean())
 
 
-class SyncTrainer(DeskTrainerMixin, RayPPOTrainer):  # type: ignore[misc]  # SkyRL is untyped
+class SyncTrainer(DeskTrainerMixin, RayPPOTrainer):
     """Generate, train, sync, in turns."""
 
 
-class AsyncTrainer(DeskTrainerMixin, FullyAsyncRayPPOTrainer):  # type: ignore[misc]
+class AsyncTrainer(DeskTrainerMixin, FullyAsyncRayPPOTrainer):
     """Generation and training at the same time, with bounded staleness."""
 
     def save_checkpoints(self) -> str:
