@@ -111,13 +111,13 @@ def test_weights_that_do_not_fit_change_nothing(engine: Served, other: tuple[Pat
     weights["model.norm.weight"] = torch.zeros(3)
     save_file(weights, tmp_path / "model.safetensors")
     reply = _reload(engine, tmp_path)
-    assert reply.status_code == 200
+    assert reply.status_code == 400
     assert "model.norm.weight" in reply.json()["error"]["message"]
-    assert _reload(engine, tmp_path / "absent").status_code == 200
+    assert _reload(engine, tmp_path / "absent").status_code == 400
     after = engine.complete(PROMPT, temperature=0, max_tokens=8)
     assert after["token_ids"] == before["token_ids"]
     assert after["deskrl"]["weight_version_end"] == 0
-    assert engine.post("/collective_rpc", {"method": "shutdown"}).status_code == 200
+    assert engine.post("/collective_rpc", {"method": "shutdown"}).status_code == 400
 
 
 def test_reset_prefix_cache_forgets(engine: Served) -> None:
@@ -142,7 +142,7 @@ def test_abort_returns_what_there_is_and_wait_lets_finish(engine: Served) -> Non
         _until(lambda: engine.scheduler.load()["waiting"] == 1)
         engine.post("/resume")
         assert queued.result()["finish_reason"] == "length"
-    assert engine.post("/pause", mode="never").status_code == 200
+    assert engine.post("/pause", mode="never").status_code == 400
 
 
 @pytest.mark.parametrize("paused", [False, True])
