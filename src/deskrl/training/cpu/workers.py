@@ -2,7 +2,8 @@
 
 Everything that computes is SkyRL's. Replaced are the process group and meshes (gloo, "cpu"), the few
 torch.cuda calls SkyRL makes without asking whether there is a GPU, and the weight sync, which is NCCL or
-CUDA IPC there: here rank 0 writes one safetensors file and tells the engines to reload it.
+CUDA IPC there: here rank 0 writes one safetensors file and tells the engines to reload it. A CPU that
+does not multiply bfloat16 natively computes in float32, which is several times faster there.
 
 Invariants: nothing is patched on import, only in the process of a worker, when it is constructed. The
 weights of a sync are on disk or in /dev/shm only while that sync runs. A tied head is neither written nor
@@ -19,9 +20,11 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
+from skyrl.train.config.config import MixedPrecisionConfig
 from torch.distributed.device_mesh import init_device_mesh
 
 from deskrl.training.cpu import shim
+from deskrl.training.cpu.runner import default_dtype
 from deskrl.training.tied import TiedCriticWorker, TiedPolicyWorker, TiedRefWorker
 
 _GLOO_TIMEOUT = timedelta(minutes=10)
@@ -59,6 +62,7 @@ def _sync_non_persistent_buffers(model: torch.nn.Module, _: dict[str, Any]) -> N
 class _OnCpu:
     """Put before a worker class."""
 
+    cfg: Any
     _world_size: int
     sequence_parallel_size: int
 
@@ -66,6 +70,10 @@ class _OnCpu:
         patch_cuda_calls()
         torch.set_num_threads(int(os.environ.get("DESKRL_TRAIN_THREADS") or len(os.sched_getaffinity(0))))
         super().__init__(*args, **kwargs)
+        if default_dtype() == torch.float32:  # SkyRL computes in bfloat16 unless told otherwise
+            for part in (self.cfg.policy, self.cfg.critic, self.cfg.ref):
+                if part.fsdp_config.mixed_precision is None:
+                    part.fsdp_config.mixed_precision = MixedPrecisionConfig(param_dtype="fp32", reduce_dtype="fp32")
 
     def init_worker_process_group(self) -> None:
         """As SkyRL's, over gloo."""
