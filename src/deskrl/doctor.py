@@ -20,7 +20,8 @@ _ROOM = 10 * 2**30
 def check_all() -> Iterator[Check]:
     """All checks, cheap ones first."""
     version = ".".join(str(part) for part in sys.version_info[:3])
-    yield Check("Python", sys.version_info[:2] >= (3, 12), version, "use Python 3.12")
+    fits = sys.version_info[:2] >= (3, 12)
+    yield Check("Python", fits, version, "" if fits else "use Python 3.12")
     yield _distribution("harbor", _HARBOR)
     if importlib.util.find_spec("skyrl") is None:
         yield Check("training", True, "not installed; evaluation and trials work without", "uv sync --extra train")
@@ -32,7 +33,10 @@ def check_all() -> Iterator[Check]:
     cache = Path(os.environ.get("DESKRL_CACHE") or "~/.cache/deskrl").expanduser()
     existing = next(path for path in (cache, *cache.parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    yield Check("disk for the cache", free > _ROOM, f"{free / 2**30:.0f} GiB free at {existing}", "set DESKRL_CACHE")
+    roomy = free > _ROOM
+    yield Check(
+        "disk for the cache", roomy, f"{free / 2**30:.0f} GiB free at {existing}", "" if roomy else "set DESKRL_CACHE"
+    )
     yield from check_sandbox()
 
 

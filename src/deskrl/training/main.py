@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -67,21 +68,26 @@ def _run(options: argparse.Namespace, run_dir: list[Path]) -> None:
     (run_dir[0] / CONFIG_FILE).write_text(as_yaml(config), encoding="utf-8")
     if options.dry_run:
         return
+    from deskrl.training.cpu import shim
+    from deskrl.training.experiments import DeskExperiment, EvalExperiment
+    from deskrl.training.ray_session import ray_session
     from deskrl.trials.progress import Progress
 
+    for chatty in ("httpx", "mcp", "harbor"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     progress = Progress(run_dir[0])
+    progress.note(phase="starting the engine")
     with _engine(config) as url:
         progress.note(phase="starting SkyRL")
-        _start_ray(config)
-        from deskrl.training.cpu import shim
-        from deskrl.training.experiments import DeskExperiment, EvalExperiment
-
-        if url is not None:
-            shim.install()
-        experiment = (EvalExperiment if options.evaluate else DeskExperiment)(config, tasks, eval_tasks, progress, url)
-        progress.note(phase="evaluating" if options.evaluate else "training")
-        experiment.run()
-        progress.note(phase="done")
+        _validate(config)
+        with ray_session(config):
+            if url is not None:
+                shim.install()
+            kind = EvalExperiment if options.evaluate else DeskExperiment
+            experiment = kind(config, tasks, eval_tasks, progress, url)
+            progress.note(phase="evaluating" if options.evaluate else "training")
+            experiment.run()
+    progress.note(phase="done")
 
 
 def _engine(config: SkyRLTrainConfig) -> AbstractContextManager[Any]:
@@ -113,17 +119,16 @@ def _engine(config: SkyRLTrainConfig) -> AbstractContextManager[Any]:
     return running()
 
 
-def _start_ray(config: SkyRLTrainConfig) -> None:
+def _validate(config: SkyRLTrainConfig) -> None:
+    """SkyRL's own checks, once the engine's address is known. Raises ConfigError."""
     from skyrl.train.utils import validate_cfg
 
     from deskrl.training.config import ConfigError
-    from deskrl.training.ray_session import start_ray
 
     try:
         validate_cfg(config)
     except (ValueError, AssertionError, NotImplementedError) as error:
         raise ConfigError(str(error)) from error
-    start_ray(config)
 
 
 def _is_users(error: BaseException) -> bool:

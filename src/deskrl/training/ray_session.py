@@ -1,13 +1,17 @@
 """Ray for one run: its own session with its own folder where there is no cluster to join.
 
 Invariant: a local session's files lie in `session_folder(run_id)`, a short path (Ray puts Unix sockets
-there), which the run's supervisor removes afterwards. A cluster (RAY_ADDRESS) is joined as it is.
+there), and are removed with it; after a kill, the run's supervisor does that. A cluster (RAY_ADDRESS) is
+joined as it is.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +28,21 @@ def session_folder(run_id: str) -> Path:
     return Path(base if len(base) + 20 <= _LONGEST_FOLDER else "/tmp") / f"dr-ray-{run_id[-12:]}"
 
 
-def start_ray(config: SkyRLTrainConfig) -> None:
-    """Start or join Ray with SkyRL's runtime environment and registries."""
+@contextmanager
+def ray_session(config: SkyRLTrainConfig) -> Iterator[None]:
+    """Ray, started or joined, for the time of the context; a session of one's own leaves no files."""
+    import ray
+
+    folder = session_folder(os.environ.get("DESKRL_RUN_ID") or str(os.getpid()))
+    try:
+        _start(config, folder)
+        yield
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(config: SkyRLTrainConfig, folder: Path) -> None:
     import ray
 
     if os.environ.get("RAY_ADDRESS") or config.generator.desk.engine.kind == "skyrl":
@@ -47,6 +64,6 @@ def start_ray(config: SkyRLTrainConfig) -> None:
         include_dashboard=False,
         object_store_memory=500 * 2**20,
         runtime_env={"env_vars": environment},
-        _temp_dir=str(session_folder(os.environ.get("DESKRL_RUN_ID") or str(os.getpid()))),
+        _temp_dir=str(folder),
     )
     sync_registries()

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from deskrl.training.files import ERROR_FILE, LOG_FILE
+from deskrl.trials.progress import PROGRESS_FILE
 
 GRACE_S = 20.0
 _MARK = "DESKRL_RUN_ID"
@@ -42,13 +43,16 @@ class TrainingProcess:
     def start(self) -> None:
         """Start it, its output in the run's log. Raises OSError when the run folder cannot be written."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        (self.run_dir / ERROR_FILE).unlink(missing_ok=True)
+        for stale in (ERROR_FILE, PROGRESS_FILE):
+            (self.run_dir / stale).unlink(missing_ok=True)
         environment = {
             **os.environ,
             _MARK: self.run_id,
             "DESKRL_SUPERVISED": "1",
             "PYTHONUNBUFFERED": "1",
             "TOKENIZERS_PARALLELISM": "false",
+            # Threads that wait by spinning take the cores from those that compute: trainer and engine share them.
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
             "HARBOR_TELEMETRY": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
             # Ray's hook would run the workers through `uv run`, which resolves the environment anew each time.
@@ -138,8 +142,6 @@ def memory_of(run_id: str) -> int:
 
 def read_progress(run_dir: Path) -> dict[str, Any]:
     """The run's counters (`deskrl.trials.progress`); empty when there are none yet."""
-    from deskrl.trials.progress import PROGRESS_FILE
-
     try:
         return dict(json.loads((run_dir / PROGRESS_FILE).read_text()))
     except (OSError, ValueError):

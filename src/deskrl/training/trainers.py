@@ -6,7 +6,8 @@
   cold worker start.
 - A batch with nothing to learn from (all rewards equal) does not touch the weights, and a batch in which
   every trial failed stops the run with the reasons instead of training on nothing.
-- Evaluation also measures how far the trainer's logprobs are from the engine's on fresh samples.
+- Evaluation also measures how far the trainer's logprobs are from the engine's on fresh samples, and its
+  metrics are logged at once: SkyRL 0.3.0's async trainer logs them with the next step, so the last is lost.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ class DeskTrainerMixin:
     generator: TrialGenerator
     dispatch: Any
     tokenizer: Any
+    tracker: Any
+    global_step: int
 
     def _cleanup_old_checkpoints(self) -> None:
         cleanup_old_checkpoints(self.cfg.trainer.ckpt_path, self.cfg.trainer.max_ckpts_to_keep)
@@ -72,6 +75,7 @@ class DeskTrainerMixin:
         # Colocated, the engine still holds the GPU: the training step's own metric has to do there.
         if probe and not self.cfg.trainer.placement.colocate_all:
             result[LOGPROB_GAP] = await asyncio.to_thread(self._logprob_gap, probe)
+        self.tracker.log(result, step=self.global_step, commit=False)
         return result
 
     def _logprob_gap(self, probe: list[Trajectory]) -> float:
