@@ -14,14 +14,17 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deskrl.training.files import CONFIG_FILE, ERROR_FILE
 
 if TYPE_CHECKING:
     from skyrl.train.config import SkyRLTrainConfig
+
+    from deskrl.training.cpu.launch import EngineProcess
 
 USER_ERROR = 2
 
@@ -68,21 +71,25 @@ def _run(options: argparse.Namespace, run_dir: list[Path]) -> None:
     (run_dir[0] / CONFIG_FILE).write_text(as_yaml(config), encoding="utf-8")
     if options.dry_run:
         return
-    from deskrl.training.cpu import shim
-    from deskrl.training.experiments import DeskExperiment, EvalExperiment
-    from deskrl.training.ray_session import ray_session
     from deskrl.trials.progress import Progress
 
     for chatty in ("httpx", "mcp", "harbor"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     progress = Progress(run_dir[0])
-    progress.note(phase="starting the engine")
-    with _engine(config) as url:
-        progress.note(phase="starting SkyRL")
+    progress.note(phase="starting engine and SkyRL")
+    # The engine loads while this process imports SkyRL and starts Ray.
+    with _engine(config) as engine:
+        from deskrl.training.cpu import shim
+        from deskrl.training.experiments import DeskExperiment, EvalExperiment
+        from deskrl.training.ray_session import ray_session
+
         _validate(config)
         with ray_session(config):
-            if url is not None:
+            url = None
+            if engine is not None:
                 shim.install()
+                engine.wait_ready()
+                url = engine.base_url
             kind = EvalExperiment if options.evaluate else DeskExperiment
             experiment = kind(config, tasks, eval_tasks, progress, url)
             progress.note(phase="evaluating" if options.evaluate else "training")
@@ -90,33 +97,33 @@ def _run(options: argparse.Namespace, run_dir: list[Path]) -> None:
     progress.note(phase="done")
 
 
-def _engine(config: SkyRLTrainConfig) -> AbstractContextManager[Any]:
-    """A context that yields the address of a CPU engine, or None where SkyRL serves the policy itself."""
+@contextmanager
+def _engine(config: SkyRLTrainConfig) -> Iterator[EngineProcess | None]:
+    """A CPU engine that is starting, or None where SkyRL serves the policy itself."""
     desk = config.generator.desk
     if desk.engine.kind == "skyrl":
-        return nullcontext(None)
-    from contextlib import contextmanager
-
+        yield None
+        return
     from deskrl.training.cpu.launch import EngineProcess
 
-    @contextmanager
-    def running() -> Any:
-        with EngineProcess(
-            desk.engine.kind,
-            config.trainer.policy.model.path,
-            config.generator.inference_engine.served_model_name,
-            log_path=Path(desk.run_dir).absolute() / "logs" / "engine.log",
-            port=desk.engine.port,
-            max_model_len=desk.max_context,
-            max_batch=desk.engine.max_batch,
-            threads=desk.engine.threads,
-            seed=config.trainer.seed,
-        ) as engine:
-            config.generator.inference_engine.external_proxy_url = engine.base_url
-            config.generator.inference_engine.external_server_urls = [engine.base_url]
-            yield engine.base_url
-
-    return running()
+    engine = EngineProcess(
+        desk.engine.kind,
+        config.trainer.policy.model.path,
+        config.generator.inference_engine.served_model_name,
+        log_path=Path(desk.run_dir).absolute() / "logs" / "engine.log",
+        port=desk.engine.port,
+        max_model_len=desk.max_context,
+        max_batch=desk.engine.max_batch,
+        threads=desk.engine.threads,
+        seed=config.trainer.seed,
+    )
+    try:
+        engine.spawn()
+        config.generator.inference_engine.external_proxy_url = engine.base_url
+        config.generator.inference_engine.external_server_urls = [engine.base_url]
+        yield engine
+    finally:
+        engine.stop()
 
 
 def _validate(config: SkyRLTrainConfig) -> None:

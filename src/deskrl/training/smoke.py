@@ -91,7 +91,7 @@ def judge(run_dir: Path, steps: int, checkpoint_before: int | None) -> list[Chec
         Check(
             "engine follows the trainer",
             gap is not None and gap <= MAX_GAP,
-            "not measured" if gap is None else f"mean |logprob difference| {gap:.4f} (at most {MAX_GAP})",
+            "not measured" if gap is None else f"mean |logprob difference| {gap:.1e} (at most {MAX_GAP})",
         ),
         Check("evaluated once", score is not None, "-" if score is None else f"mean reward {score:.3f}"),
         Check("no trial failed", failed_count(outcomes) == 0, ", ".join(f"{v} {k}" for k, v in outcomes.items())),

@@ -79,14 +79,18 @@ class EngineProcess:
 
     def start(self) -> Self:
         """Start and wait until ready. Raises EngineError: port taken, died at start, or too slow."""
-        self._spawn()
+        self.spawn()
+        self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        """Wait until a spawned engine serves; on failure it is stopped. Raises EngineError."""
         try:
             for _ in self._not_ready():
                 time.sleep(_POLL_S)
         except BaseException:
             self.stop()
             raise
-        return self
 
     def stop(self) -> None:
         """End the engine and everything it started: SIGTERM, ten seconds' grace, SIGKILL."""
@@ -111,7 +115,7 @@ class EngineProcess:
         self.stop()
 
     async def __aenter__(self) -> Self:
-        self._spawn()
+        self.spawn()
         try:
             for _ in self._not_ready():
                 await asyncio.sleep(_POLL_S)
@@ -123,7 +127,8 @@ class EngineProcess:
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.stop)
 
-    def _spawn(self) -> None:
+    def spawn(self) -> None:
+        """Start without waiting: `base_url` is known afterwards, `wait_ready` waits. Raises EngineError."""
         if self._process is not None:
             raise EngineError("the engine is already started")
         if not (self.model_dir / "config.json").is_file():
