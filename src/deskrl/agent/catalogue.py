@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 ENVELOPES = ("request", "input")
@@ -67,6 +67,13 @@ def compact(tool: Tool) -> dict[str, Any]:
     function["description"] = function["description"].strip().split("\n", 1)[0]
     function["parameters"] = _without_titles(function["parameters"])
     return definition
+
+
+def essential(tool: Tool) -> Tool:
+    """The tool with its required arguments only: less to read for a small model with a small context."""
+    required = set(tool.parameters.get("required", []))
+    kept = {name: value for name, value in tool.parameters.get("properties", {}).items() if name in required}
+    return replace(tool, parameters={**tool.parameters, "properties": kept})
 
 
 def server_of(name: str, servers: Sequence[str]) -> str | None:

@@ -22,7 +22,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from deskrl.agent.catalogue import server_of
+from deskrl.agent.catalogue import essential, server_of
 from deskrl.agent.chat_policy import ChatPolicy
 from deskrl.agent.engine import CompletionsEngine
 from deskrl.agent.errors import AgentConfigError, WorldLostError, WorldNotReadyError
@@ -60,6 +60,8 @@ class AgentSettings(BaseModel):
     task_slug: str = "task"
     tools: list[str] | None = None
     """Names of the tools the model sees; None: all."""
+    optional_arguments: bool = True
+    """Whether the model sees optional arguments of tools; without them a small context lasts longer."""
 
 
 class DeskAgent(BaseAgent):
@@ -149,6 +151,8 @@ class DeskAgent(BaseAgent):
                 tools = await world.tools()
                 if settings.tools is not None:
                     tools = [tool for tool in tools if tool.name in settings.tools]
+                if not settings.optional_arguments:
+                    tools = [essential(tool) for tool in tools]
                 stop = await run_loop(self._policy, world.call, tools, instruction, limits, self._state)
                 status = "completed" if stop == "answer" else stop.value
         except asyncio.CancelledError:

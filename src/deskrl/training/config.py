@@ -54,6 +54,8 @@ class DeskConfig(BaseConfig):
     max_turns: int = 100
     tools: list[str] | None = None
     """Tools the model sees; null: all of the world's."""
+    optional_arguments: bool = True
+    """Whether the model sees optional arguments of tools."""
     agent_timeout: float | None = None
     """Overrides the tasks' own agent timeout."""
     tool_timeout: float = 600.0

@@ -151,6 +151,7 @@ def runner_settings(cfg: SkyRLTrainConfig, engine_url: str) -> RunnerSettings:
             "max_turn_tokens": cfg.generator.sampling_params.max_generate_length,
             "max_turns": desk.max_turns,
             "tools": desk.tools,
+            "optional_arguments": desk.optional_arguments,
             "tool_timeout_s": desk.tool_timeout,
             "model_timeout_s": desk.model_timeout,
             "engine_retry_s": desk.engine_retry,

@@ -59,7 +59,7 @@ def _start(config: SkyRLTrainConfig, folder: Path) -> None:
     environment["SKYRL_DUMP_INFRA_LOG_TO_STDOUT"] = "1"
     ray.init(
         # SkyRL's placement asks for a GPU for each worker; on this machine it is a name for a core.
-        num_cpus=max(4, os.cpu_count() or 1),
+        num_cpus=max(2, os.cpu_count() or 1),
         num_gpus=1,
         include_dashboard=False,
         object_store_memory=500 * 2**20,
