@@ -31,14 +31,12 @@ class Tool:
 
     def dispatch_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments as the server wants them."""
-        if (
-            self.envelope is not None
-            and set(arguments) == {self.envelope}
-            and isinstance(arguments[self.envelope], dict)
-        ):
-            arguments = arguments[self.envelope]
         properties = self.parameters.get("properties", {})
-        fixed = {name: _container(value, properties.get(name, {})) for name, value in arguments.items()}
+        if self.envelope is not None and set(arguments) == {self.envelope} and self.envelope not in properties:
+            # The model wrote the envelope itself.
+            inner = _container(arguments[self.envelope], {"type": "object"}, {})
+            arguments = inner if isinstance(inner, dict) else arguments
+        fixed = {name: _container(v, properties.get(name, {}), self.parameters) for name, v in arguments.items()}
         return {self.envelope: fixed} if self.envelope is not None else fixed
 
 
@@ -81,22 +79,27 @@ def server_of(name: str, servers: Sequence[str]) -> str | None:
     return next((s for s in sorted(servers, key=len, reverse=True) if name.startswith(s + "_")), None)
 
 
-def _resolve(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(schema, Mapping):
+        return {}  # a boolean schema: anything goes
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/$defs/"):
         return dict(root.get("$defs", {}).get(reference.removeprefix("#/$defs/"), {}))
     return schema
 
 
-def _container(value: Any, schema: Mapping[str, Any]) -> Any:
-    kinds = {
-        schema.get("type"),
-        *(option.get("type") for option in schema.get("anyOf", []) if isinstance(option, dict)),
-    }
-    if isinstance(value, str) and kinds & {"object", "array"} and "string" not in kinds:
+def _container(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
+    if not isinstance(value, str):
+        return value
+    resolved = _resolve(schema, root)
+    kinds: set[Any] = set()
+    for option in (resolved, *(_resolve(option, root) for option in resolved.get("anyOf", []))):
+        kind = option.get("type")
+        kinds.update(kind if isinstance(kind, list) else [kind])
+    if kinds & {"object", "array"} and "string" not in kinds:
         try:
             parsed = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
         return parsed if isinstance(parsed, dict | list) else value
     return value

@@ -8,6 +8,7 @@ by all trials of the process.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ class CompletionsEngine:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 if response.status_code == 200:
-                    return dict(response.json())
+                    return _object(response)
                 problem = f"HTTP {response.status_code}: {response.text[:500]}"
                 if response.status_code == 400 and "maximum context length" in response.text:
                     raise ContextOverflowError(response.text[:500])
@@ -134,6 +135,13 @@ class CompletionsEngine:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=256, keepalive_expiry=2.0)
             pools[self.base_url] = httpx.AsyncClient(limits=limits)
         return pools[self.base_url]
+
+
+def _object(response: httpx.Response) -> dict[str, Any]:
+    try:
+        return dict(response.json())
+    except (ValueError, TypeError) as error:
+        raise EngineProtocolError(f"{response.url}: not a JSON object: {response.text[:200]!r}") from error
 
 
 def read_generation(
@@ -159,6 +167,9 @@ def read_generation(
         raise EngineProtocolError("completion without token_ids or logprobs: does the engine honour return_token_ids?")
     if len(ids) != len(logprobs):
         raise EngineProtocolError(f"{len(ids)} token ids but {len(logprobs)} logprobs")
+    broken = [i for i, value in enumerate(logprobs) if value is None or not math.isfinite(value)]
+    if broken:
+        raise EngineProtocolError(f"logprob {broken[0]} of {len(logprobs)} is {logprobs[broken[0]]!r}")
     if finish_reason not in ("stop", "length"):
         # vLLM says `abort` when a request is dropped, for instance by a weight sync that does not keep it.
         raise EngineUnavailableError(f"generation ended with finish_reason {finish_reason!r}")

@@ -200,7 +200,10 @@ class DeskAgent(BaseAgent):
             "finalized": status == "completed",
             "steps": [asdict(step) for step in self._state.steps],
         }
-        _write(self.logs_dir / TRAJECTORY_FILE, json.dumps(trajectory, ensure_ascii=False).encode())
+        _write(
+            self.logs_dir / TRAJECTORY_FILE,
+            json.dumps(trajectory, ensure_ascii=False).encode(errors="backslashreplace"),
+        )
         if isinstance(self._policy, TokenPolicy):
             _write(self.logs_dir / TOKENS_FILE, self._policy.ledger.to_bytes())
 

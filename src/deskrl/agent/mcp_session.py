@@ -96,6 +96,7 @@ async def open_world(endpoint: WorldEndpoint, *, call_timeout_s: float) -> Async
     """
     from mcp import ClientSession
     from mcp.client.streamable_http import streamable_http_client
+    from mcp.shared.exceptions import McpError
 
     class LenientSession(ClientSession):
         # Real worlds ship output schemas their own results violate (`nullable: true` read as "must be a
@@ -116,6 +117,6 @@ async def open_world(endpoint: WorldEndpoint, *, call_timeout_s: float) -> Async
         leaf: BaseException = group
         while isinstance(leaf, BaseExceptionGroup):
             leaf = leaf.exceptions[0]
-        if isinstance(leaf, httpx.TransportError):
+        if isinstance(leaf, httpx.HTTPError | McpError):
             raise WorldLostError(f"the gateway is gone: {type(leaf).__name__}: {leaf}") from group
         raise leaf from group

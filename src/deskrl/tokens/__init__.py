@@ -8,7 +8,7 @@ This package does no I/O and imports neither torch nor vllm. Three ideas, one fi
 """
 
 from deskrl.tokens.chat import ChatTokenizer
-from deskrl.tokens.chatml import ChatMLRenderer
+from deskrl.tokens.chatml import ChatMLRenderer, RendererError
 from deskrl.tokens.hermes import Malformed, ParsedTurn, ToolCall, parse_hermes
 from deskrl.tokens.ledger import Provenance, Span, SpanKind, TokenLedger, TokenLedgerError
 
@@ -18,6 +18,7 @@ __all__ = [
     "Malformed",
     "ParsedTurn",
     "Provenance",
+    "RendererError",
     "Span",
     "SpanKind",
     "TokenLedger",

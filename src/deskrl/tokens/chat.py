@@ -105,5 +105,7 @@ class ChatTokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **self.special_tokens,
             )
-        except jinja2.TemplateError as error:
+        except ChatTemplateError:
+            raise
+        except (jinja2.TemplateError, TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
             raise ChatTemplateError(f"chat template failed: {error}") from error

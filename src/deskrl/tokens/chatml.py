@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deskrl.tokens.chat import ChatTokenizer, Message
+from deskrl.tokens.chat import ChatTemplateError, ChatTokenizer, Message
 
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
@@ -104,16 +104,45 @@ class ChatMLRenderer:
 
     def _probe(self) -> None:
         """Proves on this template that turn-by-turn ids equal the ids of a full render."""
-        messages: list[Message] = [
+        messages: list[dict[str, Any]] = [
             {"role": "system", "content": "System  text."},
             {"role": "user", "content": "Ünïcode\n\nquestion "},
             {"role": "assistant", "content": "answer: 1,234\n"},
             {"role": "user", "content": "\nnext"},
         ]
-        rendered = self.tokenizer.encode_template(self.tokenizer.render(messages, add_generation_prompt=True))
         ours = [i for m in messages for i in self._turn(m["role"], m["content"])] + self._generation_prompt()
+        self._compare("plain ChatML", messages, [], ours)
+        if not self.tokenizer.supports_tools:
+            return
+        # The template says which format the model was trained on; Hermes must be it, to the letter.
+        function = {"name": "f", "description": "Ä.", "parameters": {"type": "object", "properties": {}}}
+        tools = [{"type": "function", "function": function}]
+        written = '<tool_call>\n{"name": "f", "arguments": {"b": 1, "a": "<x>"}}\n</tool_call>'
+        call = {"type": "function", "function": {"name": "f", "arguments": {"b": 1, "a": "<x>"}}}
+        start, results = messages[:2], ["one\n", " two"]
+        conversation = [
+            *start,
+            {"role": "assistant", "content": "", "tool_calls": [call, call]},
+            *({"role": "tool", "content": text} for text in results),
+        ]
+        ours = self.prompt(start, tools)[: -len(self._generation_prompt())]
+        ours += self._turn("assistant", f"{written}\n{written}") + self.observation(results)
+        self._compare("ChatML with Hermes tool calls", conversation, tools, ours)
+
+    def _compare(
+        self, form: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], ours: list[int]
+    ) -> None:
+        try:
+            text = self.tokenizer.render(messages, tools=tools, add_generation_prompt=True)
+        except ChatTemplateError as error:
+            raise RendererError(f"the chat template is not {form}: {error}") from error
+        rendered = self.tokenizer.encode_template(text)
         if rendered != ours:
+            pairs = enumerate(zip(rendered, ours, strict=False))
+            same = next((n for n, (a, b) in pairs if a != b), min(len(rendered), len(ours)))
             raise RendererError(
-                "the chat template is not plain ChatML: a probe conversation renders to "
-                f"{len(rendered)} ids, turn by turn to {len(ours)}; this model needs a renderer of its own family"
+                f"the chat template is not {form}: a probe conversation renders to {len(rendered)} ids, turn by turn "
+                f"to {len(ours)}; from id {same} on the template has {self.tokenizer.decode(rendered[same:])[:80]!r}, "
+                f"this renderer {self.tokenizer.decode(ours[same:])[:80]!r}. This model needs a renderer of its own "
+                "family"
             )

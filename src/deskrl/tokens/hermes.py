@@ -1,17 +1,21 @@
 """Hermes tool calls: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, typed outcomes.
 
-Policy: the text outside the blocks is the message. A turn whose blocks do not all parse is malformed as a
+Policy: a `<think>` block at the start of a turn is thought, calls written in it (or after one that never
+closes) do not run. The text outside the blocks is the message. A turn whose blocks do not all parse is malformed as a
 whole (none of its calls runs), and says which block, where and why. Linear time: one scan, no backtracking.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,9 @@ def parse_hermes(text: str) -> ParsedTurn:
 
     Malformed kinds: `unterminated` (an opening without its close), `stray_close`, `json`, `shape`.
     """
-    content: list[str] = []
+    position = _after_thought(text)
+    content = [text[:position]]
     calls: list[ToolCall] = []
-    position = 0
     while True:
         start = text.find(OPEN, position)
         outside = text[position:] if start < 0 else text[position:start]
@@ -70,13 +74,21 @@ def parse_hermes(text: str) -> ParsedTurn:
         position = end + len(CLOSE)
 
 
+def _after_thought(text: str) -> int:
+    start = len(text) - len(text.lstrip())
+    if not text.startswith(THINK_OPEN, start):
+        return 0
+    end = text.find(THINK_CLOSE, start)
+    return len(text) if end < 0 else end + len(THINK_CLOSE)
+
+
 def _joined(parts: list[str]) -> str:
     return "".join(parts).strip()
 
 
 def _parse_call(body: str, position: int) -> ToolCall | Malformed:
     try:
-        value = json.loads(body)
+        value = _loads(body)
     except (ValueError, RecursionError) as error:
         return Malformed("json", position, f"not a JSON object: {error}")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
@@ -85,7 +97,7 @@ def _parse_call(body: str, position: int) -> ToolCall | Malformed:
     if isinstance(arguments, str):
         # Some models write the arguments as a JSON string of an object.
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
+            arguments = _loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
             return Malformed("json", position, f"arguments are not JSON: {error}")
     if arguments is None:
@@ -93,3 +105,19 @@ def _parse_call(body: str, position: int) -> ToolCall | Malformed:
     if not isinstance(arguments, dict):
         return Malformed("shape", position, f"arguments must be an object, got {type(arguments).__name__}")
     return ToolCall(value["name"], arguments)
+
+
+def _loads(text: str) -> Any:
+    """JSON that can also be written again: no NaN, no infinity, no half of a surrogate pair."""
+    value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    return value if math.isfinite(value) else _refuse(digits)

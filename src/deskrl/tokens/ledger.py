@@ -28,6 +28,10 @@ from numpy.typing import NDArray
 
 FORMAT_VERSION = 1
 
+# What float32 and int32 hold; a larger value would be stored as infinity or not at all.
+_LARGEST_LOGPROB = float(np.finfo(np.float32).max)
+_LARGEST_ID = 2**31 - 1
+
 
 class TokenLedgerError(ValueError):
     """An append or a file that breaks an invariant; the message names the turn and the lengths."""
@@ -59,6 +63,9 @@ _PROVENANCE_OF: dict[SpanKind, Provenance] = {
 }
 
 
+_ARRAYS: dict[str, type[np.generic]] = {"ids": np.int32, "logprobs": np.float32, "provenance": np.int8}
+
+
 @dataclass(frozen=True)
 class Span:
     """Tokens `start:end` of the ledger. `weight_version_*` are None except for generations."""
@@ -76,7 +83,7 @@ class TokenLedger:
     """Append-only token record of one trajectory.
 
     Args:
-        vocabulary_size: ids outside `[0, vocabulary_size)` are refused; None skips the check.
+        vocabulary_size: ids outside `[0, vocabulary_size)` are refused; None: only what int32 cannot hold.
     """
 
     def __init__(self, vocabulary_size: int | None = None) -> None:
@@ -147,15 +154,13 @@ class TokenLedger:
         Raises:
             TokenLedgerError: lengths differ, a logprob is None or not finite, an id is out of vocabulary.
         """
-        if not self._spans:
-            raise TokenLedgerError("turn 0: a generation needs a prompt before it")
         if len(ids) != len(logprobs):
             raise TokenLedgerError(
                 f"turn {self._turn}: {len(ids)} sampled ids but {len(logprobs)} logprobs; "
                 "the engine must return one each"
             )
         for position, value in enumerate(logprobs):
-            if value is None or not math.isfinite(value):
+            if value is None or not abs(value) <= _LARGEST_LOGPROB:
                 raise TokenLedgerError(f"turn {self._turn}: logprob {position} of {len(logprobs)} is {value!r}")
         self._append(
             SpanKind.GENERATION,
@@ -176,12 +181,12 @@ class TokenLedger:
         self._append(SpanKind.OBSERVATION, ids)
 
     def _append(self, kind: SpanKind, ids: Sequence[int], logprobs: Sequence[float] | None = None, **meta: Any) -> None:
-        if self._vocabulary_size is not None:
-            for token in ids:
-                if not 0 <= token < self._vocabulary_size:
-                    raise TokenLedgerError(
-                        f"turn {self._turn}: {kind} id {token} is outside the vocabulary of {self._vocabulary_size}"
-                    )
+        if not self._spans and kind is not SpanKind.PROMPT:
+            raise TokenLedgerError(f"turn 0: {kind} needs a prompt before it")
+        size = _LARGEST_ID + 1 if self._vocabulary_size is None else self._vocabulary_size
+        for token in ids:
+            if not 0 <= token < size:
+                raise TokenLedgerError(f"turn {self._turn}: {kind} id {token} is outside the vocabulary of {size}")
         start = len(self._ids)
         self._ids.extend(ids)
         self._logprobs.extend(logprobs if logprobs is not None else [math.nan] * len(ids))
@@ -232,22 +237,42 @@ class TokenLedger:
         """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-                arrays: dict[str, NDArray[Any]] = {name: archive[name] for name in archive.files}
-            meta = json.loads(arrays["meta"].tobytes())
-        except (OSError, ValueError, KeyError, EOFError) as error:
-            raise TokenLedgerError(f"not a token ledger: {error}") from error
-        if meta["version"] != FORMAT_VERSION:
-            raise TokenLedgerError(f"ledger format {meta['version']}, this code reads {FORMAT_VERSION}")
-        lengths = {name: len(arrays[name]) for name in ("ids", "logprobs", "provenance")}
-        spans = [Span(**{**s, "kind": SpanKind(s["kind"])}) for s in meta["spans"]]
-        if len(set(lengths.values())) != 1 or (spans and spans[-1].end != lengths["ids"]):
+                arrays: dict[str, NDArray[Any]] = {name: archive[name] for name in _ARRAYS}
+                meta = json.loads(archive["meta"].tobytes())
+            version, size = meta["version"], meta["vocabulary_size"]
+            spans = [Span(**{**s, "kind": SpanKind(s["kind"])}) for s in meta["spans"]]
+        except Exception as error:  # zipfile, zlib and numpy raise a dozen classes for damaged bytes
+            raise TokenLedgerError(f"not a token ledger: {type(error).__name__}: {error}") from error
+        if version != FORMAT_VERSION:
+            raise TokenLedgerError(f"ledger format {version}, this code reads {FORMAT_VERSION}")
+        wrong = [name for name, kind in _ARRAYS.items() if arrays[name].dtype != kind or arrays[name].ndim != 1]
+        lengths = {name: array.size for name, array in arrays.items()}
+        bounds = [0, *(s.end for s in spans)]
+        contiguous = all(s.start == end <= s.end for s, end in zip(spans, bounds, strict=False))
+        if wrong or not contiguous or set(lengths.values()) != {bounds[-1]}:
             raise TokenLedgerError(
-                f"ledger arrays do not fit together: {lengths}, spans end at {spans[-1].end if spans else 0}"
+                f"ledger arrays do not fit together: {lengths}, spans end at {bounds[-1]}, wrong types: {wrong}"
             )
-        ledger = cls(meta["vocabulary_size"])
-        ledger._ids = array("i", arrays["ids"].tolist())
-        ledger._logprobs = array("f", arrays["logprobs"].tolist())
-        ledger._provenance = array("b", arrays["provenance"].tolist())
-        ledger._spans = spans
-        ledger._turn = sum(s.kind is SpanKind.GENERATION for s in spans)
+        # Appending again is what checks the rest: ids, logprobs and the order of spans.
+        ledger = cls(size)
+        for span in spans:
+            part = slice(span.start, span.end)
+            logprobs = arrays["logprobs"][part].tolist() if span.kind is SpanKind.GENERATION else None
+            ledger._restore(span, arrays["ids"][part].tolist(), logprobs)
+        if ledger._spans != spans or list(ledger._provenance) != arrays["provenance"].tolist():
+            raise TokenLedgerError("ledger arrays do not fit together: spans disagree with turns or provenance")
         return ledger
+
+    def _restore(self, span: Span, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
+        if logprobs is not None:
+            self.append_generation(
+                ids,
+                logprobs,
+                weight_version_start=span.weight_version_start,
+                weight_version_end=span.weight_version_end,
+                finish_reason=span.finish_reason,
+            )
+        elif span.kind is SpanKind.PROMPT:
+            self.append_prompt(ids)
+        else:
+            self._append(span.kind, ids)
