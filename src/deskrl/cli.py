@@ -90,6 +90,7 @@ def _run_preset(preset: str, overrides: list[str], *flags: str) -> int:
     """Start a training process and watch it; returns its exit code."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     from deskrl.training.presets import PresetError, preset_path
     from deskrl.training.supervisor import TrainingProcess
@@ -100,8 +101,8 @@ def _run_preset(preset: str, overrides: list[str], *flags: str) -> int:
         merged = OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(overrides))
         run_dir = Path(OmegaConf.select(merged, "generator.desk.run_dir", default="runs/default")).absolute()
         steps = OmegaConf.select(merged, "trainer.max_training_steps")
-    except (PresetError, OmegaConfBaseException, ValueError) as error:
-        _fail(error)
+    except (PresetError, OmegaConfBaseException, YAMLError, ValueError) as error:
+        _fail(f"{preset}: {' '.join(str(error).split())}")
     process = TrainingProcess(str(path), overrides, run_dir, *flags)
     try:
         process.start()

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 from skyrl.train.config import GeneratorConfig, SkyRLTrainConfig, make_config
 from skyrl.train.config.config import BaseConfig
+from yaml import YAMLError
 
 
 class ConfigError(ValueError):
@@ -32,6 +33,8 @@ class DeskEngineConfig(BaseConfig):
     """Port of a CPU engine; 0 picks a free one."""
     threads: int = 2
     max_batch: int = 16
+    record: bool = False
+    """Embedded engine: write every sampled sequence to logs/engine-record.jsonl, to compare with what trains."""
 
 
 @dataclass
@@ -92,8 +95,8 @@ def resolve(preset: Path, overrides: Sequence[str] = ()) -> SkyRLTrainConfig:
     try:
         merged = OmegaConf.merge(OmegaConf.load(preset), OmegaConf.from_dotlist(list(overrides)))
         data = OmegaConf.to_container(merged, resolve=True)
-    except (OmegaConfBaseException, OSError, ValueError) as error:
-        raise ConfigError(f"{preset}: {error}") from error
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
+        raise ConfigError(f"{preset}: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{preset}: a preset is a mapping, found {type(data).__name__}")
     return build({str(key): value for key, value in data.items()}, str(preset))

