@@ -44,9 +44,12 @@ class BadRequestError(Exception):
 class Engine:
     """The HTTP handlers over one scheduler."""
 
-    def __init__(self, scheduler: Scheduler, tokenizer: Any, name: str, max_model_len: int) -> None:
-        self.scheduler, self.tokenizer = scheduler, tokenizer
-        self.name, self.max_model_len = name, max_model_len
+    def __init__(
+        self, scheduler: Scheduler, tokenizer: Any, name: str, max_model_len: int, record: Path | None = None
+    ) -> None:
+        """`record`: file that gets a line of JSON for each finished sequence (ids, logprobs, weight versions)."""
+        self.scheduler, self.tokenizer, self.name, self.max_model_len = scheduler, tokenizer, name, max_model_len
+        self.record = record
 
     def app(self) -> Starlette:
         """The ASGI application."""
