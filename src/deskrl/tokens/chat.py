@@ -49,6 +49,9 @@ class ChatTokenizer:
         for encoder in (self._template_encoder, self._content_encoder):
             encoder.no_padding()
             encoder.no_truncation()
+        unknown = json.loads(definition).get("model", {}).get("unk_token")
+        self._unknown = self.token_id(unknown) if unknown is not None else None
+        self._replacement = "?" if self._unknown in self.encode_template("\ufffd") else "\ufffd"
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
@@ -80,7 +83,15 @@ class ChatTokenizer:
 
     def encode_content(self, text: str) -> list[int]:
         """Ids of untrusted text; the names of special tokens in it stay ordinary text."""
-        return list(self._content_encoder.encode(text, add_special_tokens=False).ids)
+        encoding = self._content_encoder.encode(text, add_special_tokens=False)
+        if self._unknown is None or self._unknown not in encoding.ids:
+            return list(encoding.ids)
+        # Bytes the vocabulary lacks (SmolLM2: those of some rare planes) become its unknown token, and that may
+        # be `<|endoftext|>`: the characters are replaced instead.
+        spans = zip(encoding.ids, encoding.offsets, strict=True)
+        bad = {n for token, (start, end) in spans if token == self._unknown for n in range(start, end)}
+        kept = "".join(self._replacement if n in bad else character for n, character in enumerate(text))
+        return list(self._content_encoder.encode(kept, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ids."""
