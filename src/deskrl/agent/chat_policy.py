@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 
-from deskrl.agent.errors import ContextOverflowError, EngineUnavailableError
+from deskrl.agent.engine import json_object, post_retrying
+from deskrl.agent.errors import AgentConfigError, ContextOverflowError, EngineProtocolError
 from deskrl.agent.policy import ModelTurn
 from deskrl.tokens import Malformed, ParsedTurn, ToolCall
+from deskrl.tokens.hermes import load_json
 
 
 class ChatPolicy:
@@ -31,6 +32,7 @@ class ChatPolicy:
         max_turn: int,
         sampling: Mapping[str, Any],
         timeout_s: float = 1800.0,
+        retry_s: float = 60.0,
     ) -> None:
         self._url = base_url.rstrip("/") + "/v1/chat/completions"
         self._model = model
@@ -38,6 +40,7 @@ class ChatPolicy:
         self._max_turn = max_turn
         self._sampling = sampling
         self._timeout_s = timeout_s
+        self._retry_s = retry_s
         self._messages: list[dict[str, Any]] = []
         self._tools: list[dict[str, Any]] = []
         self._pending: list[str] = []
@@ -53,7 +56,13 @@ class ChatPolicy:
         self._tools = [dict(t) for t in tools]
 
     async def turn(self) -> ModelTurn | None:
-        """One chat completion."""
+        """One chat completion.
+
+        Raises:
+            ContextOverflowError: the endpoint says that the conversation is too long.
+            AgentConfigError: the endpoint refuses the API key.
+            EngineUnavailableError, EngineProtocolError: see `CompletionsEngine.generate`.
+        """
         body: dict[str, Any] = {
             **self._sampling,
             "model": self._model,
@@ -63,21 +72,24 @@ class ChatPolicy:
         if self._tools:
             body["tools"] = self._tools
         started = time.monotonic()
-        async with httpx.AsyncClient(timeout=self._timeout_s, transport=httpx.AsyncHTTPTransport(retries=3)) as client:
-            try:
-                response = await client.post(self._url, json=body, headers=self._headers)
-            except httpx.HTTPError as error:
-                raise EngineUnavailableError(f"{self._url}: {type(error).__name__}: {error}") from error
+        async with httpx.AsyncClient() as client:
+            response = await post_retrying(
+                client, self._url, lambda: body, self._headers, self._timeout_s, self._retry_s
+            )
         if response.status_code == 400 and "context" in response.text:
             raise ContextOverflowError(response.text[:500])
-        if response.status_code != 200:
-            raise EngineUnavailableError(f"{self._url}: HTTP {response.status_code}: {response.text[:500]}")
-        answer = response.json()
-        choice = answer["choices"][0]
-        message = choice["message"]
+        if response.status_code in (401, 403):
+            raise AgentConfigError(f"{self._url} refuses the API key: HTTP {response.status_code}")
+        answer = json_object(response)
+        try:
+            choice = answer["choices"][0]
+            message = dict(choice["message"])
+            text = str(message.get("content") or "")
+            parsed, pending = _read_calls(text, message.get("tool_calls") or [])
+        except (KeyError, IndexError, TypeError) as error:
+            raise EngineProtocolError(f"{self._url}: not a chat completion, {error!r}: {str(answer)[:200]}") from error
         self._messages.append({k: v for k, v in message.items() if k in ("role", "content", "tool_calls") and v})
-        text = message.get("content") or ""
-        parsed, self._pending = _read_calls(text, message.get("tool_calls") or [])
+        self._pending = pending
         tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
         truncated = "length" if choice.get("finish_reason") == "length" else None
         return ModelTurn(text, parsed, truncated, tokens, time.monotonic() - started, list(self._pending))
@@ -100,8 +112,8 @@ def _read_calls(text: str, raw: Sequence[Mapping[str, Any]]) -> tuple[ParsedTurn
     for position, call in enumerate(raw):
         function = call["function"]
         try:
-            arguments = json.loads(function.get("arguments") or "{}")
-        except ValueError as error:
+            arguments = load_json(function.get("arguments") or "{}")
+        except (ValueError, RecursionError) as error:
             return ParsedTurn(text, malformed=Malformed("json", position, str(error))), ids
         if not isinstance(arguments, dict):
             return ParsedTurn(text, malformed=Malformed("shape", position, "arguments must be an object")), ids

@@ -74,22 +74,31 @@ class CompletionsEngine:
             EngineProtocolError: ids or logprobs are missing, or their lengths differ.
         """
         version = _weight_versions.get(self.base_url)
-        salt = {} if version is None else {"cache_salt": f"weights-{version()}"}
-        body = {
-            **sampling,
-            **salt,
-            "model": self.model,
-            "prompt": list(prompt_ids),
-            "max_tokens": max_tokens,
-            "stop_token_ids": list(stop_token_ids),
-            "logprobs": 1,
-            "return_token_ids": True,
-            "skip_special_tokens": False,
-        }
+        before: int | None = None
+
+        def body() -> dict[str, Any]:
+            # Made anew for every attempt: a cache filled with earlier weights must not serve later ones.
+            nonlocal before
+            before = version() if version else None
+            return {
+                **sampling,
+                **({} if before is None else {"cache_salt": f"weights-{before}"}),
+                "model": self.model,
+                "prompt": list(prompt_ids),
+                "max_tokens": max_tokens,
+                "stop_token_ids": list(stop_token_ids),
+                "logprobs": 1,
+                "return_token_ids": True,
+                "skip_special_tokens": False,
+            }
+
         started = time.monotonic()
-        before = version() if version else None
-        answer = await self._post("/v1/completions", body, session_id)
+        url, headers = self.base_url + "/v1/completions", {"X-Session-ID": session_id}
+        response = await post_retrying(self._pool(), url, body, headers, self._timeout_s, self._retry_s)
+        if response.status_code == 400 and "maximum context length" in response.text:
+            raise ContextOverflowError(response.text[:500])
         after = version() if version else None
+        answer = json_object(response)
         reported = answer.get("deskrl") or {}
         return read_generation(
             answer,
@@ -97,36 +106,6 @@ class CompletionsEngine:
             weight_version_end=reported.get("weight_version_end", after),
             seconds=time.monotonic() - started,
         )
-
-    async def _post(self, path: str, body: Mapping[str, Any], session_id: str) -> dict[str, Any]:
-        deadline = time.monotonic() + self._retry_s
-        delay = 0.25
-        while True:
-            try:
-                response = await self._pool().post(
-                    self.base_url + path,
-                    json=body,
-                    headers={"X-Session-ID": session_id},
-                    timeout=self._timeout_s,
-                )
-            except httpx.TimeoutException as error:
-                raise EngineUnavailableError(
-                    f"{self.base_url}: no answer in {self._timeout_s:g} s ({type(error).__name__})"
-                ) from error
-            except httpx.TransportError as error:
-                problem = f"{type(error).__name__}: {error}"
-            else:
-                if response.status_code == 200:
-                    return _object(response)
-                problem = f"HTTP {response.status_code}: {response.text[:500]}"
-                if response.status_code == 400 and "maximum context length" in response.text:
-                    raise ContextOverflowError(response.text[:500])
-                if response.status_code < 500 and response.status_code not in (408, 429):
-                    raise EngineProtocolError(f"{self.base_url}{path}: {problem}")
-            if time.monotonic() + delay > deadline:
-                raise EngineUnavailableError(f"{self.base_url}{path} failed for {self._retry_s:g} s: {problem}")
-            await asyncio.sleep(delay)
-            delay = min(delay * 2, 5.0)
 
     def _pool(self) -> httpx.AsyncClient:
         pools = _pools.setdefault(asyncio.get_running_loop(), {})
@@ -137,7 +116,42 @@ class CompletionsEngine:
         return pools[self.base_url]
 
 
-def _object(response: httpx.Response) -> dict[str, Any]:
+async def post_retrying(
+    client: httpx.AsyncClient,
+    url: str,
+    body: Callable[[], Mapping[str, Any]],
+    headers: Mapping[str, str],
+    timeout_s: float,
+    retry_s: float,
+) -> httpx.Response:
+    """Posts `body()` until the answer is no passing failure (unreachable, 408, 429, 5xx), for `retry_s` at most.
+
+    Raises:
+        EngineUnavailableError: a request took longer than `timeout_s`, or `retry_s` are over.
+    """
+    deadline = time.monotonic() + retry_s
+    delay = 0.25
+    while True:
+        try:
+            response = await client.post(url, json=body(), headers=dict(headers), timeout=timeout_s)
+        except httpx.TimeoutException as error:
+            raise EngineUnavailableError(f"{url}: no answer in {timeout_s:g} s ({type(error).__name__})") from error
+        except httpx.TransportError as error:
+            problem = f"{type(error).__name__}: {error}"
+        else:
+            if response.status_code < 500 and response.status_code not in (408, 429):
+                return response
+            problem = f"HTTP {response.status_code}: {response.text[:500]}"
+        if time.monotonic() + delay > deadline:
+            raise EngineUnavailableError(f"{url} failed for {retry_s:g} s: {problem}")
+        await asyncio.sleep(delay)
+        delay = min(delay * 2, 5.0)
+
+
+def json_object(response: httpx.Response) -> dict[str, Any]:
+    """The object in a 200 answer; anything else raises EngineProtocolError."""
+    if response.status_code != 200:
+        raise EngineProtocolError(f"{response.url}: HTTP {response.status_code}: {response.text[:500]}")
     try:
         return dict(response.json())
     except (ValueError, TypeError) as error:

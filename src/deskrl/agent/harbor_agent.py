@@ -175,6 +175,7 @@ class DeskAgent(BaseAgent):
                 max_turn=settings.max_turn_tokens,
                 sampling=settings.sampling,
                 timeout_s=settings.model_timeout_s,
+                retry_s=settings.engine_retry_s,
             )
         if settings.policy != "tokens" or settings.model_dir is None:
             raise AgentConfigError("agent kwargs: policy must be 'tokens' (with model_dir) or 'chat'")

@@ -88,7 +88,7 @@ def _joined(parts: list[str]) -> str:
 
 def _parse_call(body: str, position: int) -> ToolCall | Malformed:
     try:
-        value = _loads(body)
+        value = load_json(body)
     except (ValueError, RecursionError) as error:
         return Malformed("json", position, f"not a JSON object: {error}")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
@@ -97,7 +97,7 @@ def _parse_call(body: str, position: int) -> ToolCall | Malformed:
     if isinstance(arguments, str):
         # Some models write the arguments as a JSON string of an object.
         try:
-            arguments = _loads(arguments) if arguments.strip() else {}
+            arguments = load_json(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
             return Malformed("json", position, f"arguments are not JSON: {error}")
     if arguments is None:
@@ -107,7 +107,7 @@ def _parse_call(body: str, position: int) -> ToolCall | Malformed:
     return ToolCall(value["name"], arguments)
 
 
-def _loads(text: str) -> Any:
+def load_json(text: str) -> Any:
     """JSON that can also be written again: no NaN, no infinity, no half of a surrogate pair."""
     value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     json.dumps(value, ensure_ascii=False).encode()
