@@ -92,6 +92,7 @@ def _run_preset(preset: str, overrides: list[str], *flags: str) -> int:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    from deskrl.training.files import RunFolderError
     from deskrl.training.presets import PresetError, preset_path
     from deskrl.training.supervisor import TrainingProcess
     from deskrl.training.view import watch
@@ -106,8 +107,8 @@ def _run_preset(preset: str, overrides: list[str], *flags: str) -> int:
     process = TrainingProcess(str(path), overrides, run_dir, *flags)
     try:
         process.start()
-    except OSError as error:
-        _fail(f"the run folder {run_dir} cannot be written ({error.strerror})")
+    except RunFolderError as error:
+        _fail(error)
     try:
         seen = watch(process, _console(), path.stem, steps)
     except KeyboardInterrupt:

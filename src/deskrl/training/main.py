@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deskrl.training.files import CONFIG_FILE, ERROR_FILE
+from deskrl.training.files import CONFIG_FILE, ERROR_FILE, RunFolderError
 
 if TYPE_CHECKING:
     from skyrl.train.config import SkyRLTrainConfig
@@ -157,6 +157,7 @@ def _is_users(error: BaseException) -> bool:
         ModelError,
         PreflightError,
         PresetError,
+        RunFolderError,
         SandboxUnavailable,
         TaskFormatError,
         TaskSetError,

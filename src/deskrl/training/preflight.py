@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from deskrl.tasks.schema import Task
 from deskrl.training.dataset import load_tasks
+from deskrl.training.files import CHECKPOINTS, make_run_folder
 
 if TYPE_CHECKING:
     from skyrl.train.config import SkyRLTrainConfig
@@ -35,12 +36,14 @@ def cache_dir() -> Path:
 def prepare(config: SkyRLTrainConfig, *, evaluate: bool = False) -> tuple[list[Task], list[Task]]:
     """Make `config` ready to run, in place: model path, run folders, sample tasks and worlds.
 
-    Returns the tasks to train on (none with `evaluate`) and those to evaluate on. Raises PreflightError,
+    Returns the tasks to train on (none with `evaluate`) and those to evaluate on.
+
+    Raises PreflightError, RunFolderError,
     TaskSetError, TaskFormatError, ModelError, SandboxUnavailable, OSError.
     """
     desk = config.generator.desk
     run_dir = Path(desk.run_dir).absolute()
-    _check_writable(run_dir)
+    make_run_folder(run_dir)
     _set_folders(config, run_dir)
     tasks = [] if evaluate else load_tasks(_sources(config, list(desk.tasks)))
     eval_tasks = load_tasks(_sources(config, list(desk.eval_tasks))) if desk.eval_tasks else []
@@ -65,8 +68,6 @@ def prepare(config: SkyRLTrainConfig, *, evaluate: bool = False) -> tuple[list[T
 def _set_folders(config: SkyRLTrainConfig, run_dir: Path) -> None:
     """SkyRL's defaults write to the home folder and /tmp; a run keeps to its own."""
     from skyrl.train.config import TrainerConfig
-
-    from deskrl.training.files import CHECKPOINTS
 
     trainer, default = config.trainer, TrainerConfig()
     for key, folder in (("ckpt_path", CHECKPOINTS), ("export_path", "export"), ("log_path", "logs")):
@@ -94,18 +95,6 @@ def _check_worlds(config: SkyRLTrainConfig, tasks: list[Task]) -> None:
         world = Path(worlds) / task.world_id
         if not world.is_dir():
             raise PreflightError(f"task {task.task_id} needs the world {task.world_id}, but there is no {world}")
-
-
-def _check_writable(run_dir: Path) -> None:
-    try:
-        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        probe = run_dir / ".write-test"
-        probe.write_bytes(b"x" * 4096)
-        probe.unlink()
-    except OSError as error:
-        raise PreflightError(
-            f"the run folder {run_dir} cannot be written ({error.strerror}): choose another generator.desk.run_dir"
-        ) from error
 
 
 def _check_space(run_dir: Path, model: Path, keep: int) -> None:

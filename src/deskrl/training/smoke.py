@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deskrl.training.files import CHECKPOINTS, LOG_FILE
+from deskrl.training.files import CHECKPOINTS, LOG_FILE, RunFolderError
 from deskrl.training.supervisor import TrainingProcess
 from deskrl.training.view import Watched, failed_count, watch
 from deskrl.trials.progress import TRIALS_FILE
@@ -63,8 +63,8 @@ def _train(console: Console, run_dir: Path, title: str, overrides: list[str], st
     process = TrainingProcess("smoke-cpu", [*overrides, f"trainer.max_training_steps={steps}"], run_dir)
     try:
         process.start()
-    except OSError as error:
-        raise SmokeError(f"the run folder {run_dir} cannot be written ({error.strerror})", 2) from error
+    except RunFolderError as error:
+        raise SmokeError(str(error), 2) from error
     seen = watch(process, console, title, steps)
     if seen.code != 0:
         raise SmokeError(f"{process.error()}\n(the whole log: {process.log_path})", seen.code if seen.code > 0 else 1)

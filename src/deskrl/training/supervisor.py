@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from deskrl.training.files import ERROR_FILE, LOG_FILE
+from deskrl.training.files import ERROR_FILE, LOG_FILE, make_run_folder
 from deskrl.trials.progress import PROGRESS_FILE
 
 GRACE_S = 20.0
@@ -41,8 +41,8 @@ class TrainingProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, its output in the run's log. Raises OSError when the run folder cannot be written."""
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        """Start it, its output in the run's log. Raises RunFolderError."""
+        make_run_folder(self.run_dir)
         for stale in (ERROR_FILE, PROGRESS_FILE):
             (self.run_dir / stale).unlink(missing_ok=True)
         environment = {
@@ -96,9 +96,12 @@ class TrainingProcess:
             return str(json.loads((self.run_dir / ERROR_FILE).read_text())["message"])
         with contextlib.suppress(OSError):
             lines = self.log_path.read_text(errors="replace").splitlines()
-            said = [line for line in lines if line.startswith("error: ")]
-            return said[-1].removeprefix("error: ") if said else "\n".join(lines[-15:])
-        return "no message"
+            if lines:
+                return "\n".join(lines[-15:])
+        code = self.poll()
+        return (
+            f"the training process ended with exit code {code} and left no message: is the disk of {self.run_dir} full?"
+        )
 
 
 def run_processes(run_id: str) -> Iterator[int]:

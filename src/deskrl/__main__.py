@@ -1,0 +1,5 @@
+"""`python -m deskrl`: the same as the `deskrl` command."""
+
+from deskrl.cli import main
+
+main()
