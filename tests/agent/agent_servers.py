@@ -38,7 +38,7 @@ class Scripted:
     async def answer(self, request: Request) -> Response:
         self.bodies.append(json.loads(await request.body()))
         self.headers.append(dict(request.headers))
-        reply = self.replies.pop(0)
+        reply = self.replies.pop(0) if self.replies else (418, "the script is over")
         if callable(reply):
             reply = await reply(self.bodies[-1])
         if isinstance(reply, tuple):
