@@ -129,9 +129,10 @@ def evaluate(
     samples: Annotated[int, typer.Option(min=1, help="trials for each task")] = 1,
     concurrency: Annotated[int, typer.Option(min=1)] = 8,
     out: Annotated[Path | None, typer.Option(help="where trials go; default runs/eval-TIME")] = None,
+    patience: Annotated[float, typer.Option(min=0, help="seconds that an unreachable model is retried")] = 60.0,
 ) -> None:
     """Evaluate a model on tasks: over an API (no torch needed), or a local model on the embedded engine."""
-    _evaluate(tasks, model, base_url, api_key_env, worlds, samples, concurrency, out)
+    _evaluate(tasks, model, base_url, api_key_env, worlds, samples, concurrency, out, patience)
 
 
 @trial_app.command(name="run")
@@ -142,9 +143,10 @@ def trial_run(
     api_key_env: Annotated[str, typer.Option(help="environment variable that holds the API key")] = "",
     worlds: Annotated[Path | None, typer.Option(help="folder of worlds named by world id")] = None,
     out: Annotated[Path | None, typer.Option(help="where the trial goes; default runs/trial-TIME")] = None,
+    patience: Annotated[float, typer.Option(min=0, help="seconds that an unreachable model is retried")] = 60.0,
 ) -> None:
     """Run one trial of one task and show what happened."""
-    _evaluate(str(task), model, base_url, api_key_env, worlds, 1, 1, out, kind="trial")
+    _evaluate(str(task), model, base_url, api_key_env, worlds, 1, 1, out, patience, kind="trial")
 
 
 def _evaluate(
@@ -156,6 +158,7 @@ def _evaluate(
     samples: int,
     concurrency: int,
     out: Path | None,
+    patience: float,
     kind: str = "eval",
 ) -> None:
     from deskrl.evaluation.run import EvaluationError, EvaluationRequest, run_evaluation
@@ -165,7 +168,9 @@ def _evaluate(
             _fail("say which model: --base-url and --model for an API, or --model smollm2 for a local one")
         _need_training()
     folder = (out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
-    request = EvaluationRequest(tasks, model, base_url, api_key_env or None, worlds, samples, concurrency, folder)
+    request = EvaluationRequest(
+        tasks, model, base_url, api_key_env or None, worlds, samples, concurrency, folder, patience
+    )
     try:
         reports = run_evaluation(request, _console())
     except EvaluationError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -34,7 +35,9 @@ class ChatPolicy:
         timeout_s: float = 1800.0,
         retry_s: float = 60.0,
     ) -> None:
-        self._url = base_url.rstrip("/") + "/v1/chat/completions"
+        # A bare host gets the usual path; an address with one (`.../v1`, `.../v1beta/openai`) is taken as it is.
+        base = base_url.rstrip("/")
+        self._url = base + ("/chat/completions" if urlsplit(base).path else "/v1/chat/completions")
         self._model = model
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._max_turn = max_turn

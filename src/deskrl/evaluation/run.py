@@ -45,6 +45,7 @@ class EvaluationRequest:
     samples: int
     concurrency: int
     out: Path
+    patience_s: float = 60.0
 
 
 def run_evaluation(request: EvaluationRequest, console: Console) -> list[TrialReport]:
@@ -141,7 +142,7 @@ async def _run(
 ) -> list[TrialReport]:
     settings = RunnerSettings(
         trials_dir=request.out / "trials",
-        agent=agent,
+        agent={**agent, "engine_retry_s": request.patience_s},
         environment_kwargs={"trusted_agent_files": ["trajectory.json", "tokens.npz"], "run_id": "eval"},
         max_concurrent=request.concurrency,
     )
