@@ -130,8 +130,15 @@ def evaluate(
     concurrency: Annotated[int, typer.Option(min=1)] = 8,
     out: Annotated[Path | None, typer.Option(help="where trials go; default runs/eval-TIME")] = None,
     patience: Annotated[float, typer.Option(min=0, help="seconds that an unreachable model is retried")] = 60.0,
+    preset: Annotated[str, typer.Option(help="evaluate a training preset's model and eval_tasks with SkyRL")] = "",
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value for --preset")] = None,
 ) -> None:
-    """Evaluate a model on tasks: over an API (no torch needed), or a local model on the embedded engine."""
+    """Evaluate a model on tasks: over an API (no torch needed), a local one, or as a training preset says."""
+    if preset:
+        _need_training()
+        raise typer.Exit(_run_preset(preset, list(overrides or []), "--evaluate"))
+    if overrides:
+        _fail(f"{overrides[0]!r}: key=value overrides go with --preset")
     _evaluate(tasks, model, base_url, api_key_env, worlds, samples, concurrency, out, patience)
 
 
