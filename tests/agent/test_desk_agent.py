@@ -53,7 +53,8 @@ async def sandbox(tmp_path: Path) -> AsyncIterator[Start]:
 
 
 def agent(logs: Path, tiny: Path, base_url: str = "http://127.0.0.1:9", **kwargs: Any) -> DeskAgent:
-    settings = {"model_dir": str(tiny), "max_context": 4000, "max_turn_tokens": 200, "engine_retry_s": 5.0, **kwargs}
+    settings = {"model_dir": str(tiny), "max_context": 4000, "max_turn_tokens": 200, "engine_retry_s": 5.0}
+    settings |= {"world_timeout_s": 60.0, **kwargs}
     return DeskAgent(logs, base_url=base_url, served_model="m", **settings)
 
 
@@ -143,7 +144,13 @@ async def test_a_chat_model_needs_no_model_directory(
     message = {"role": "assistant", "content": "It is \ud83e."}
     server = Scripted([(200, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}))])
     async with serve("/v1/chat/completions", server.answer) as base_url:
-        kwargs = {"policy": "chat", "base_url": base_url, "served_model": "m", "api_key_env": "DESKRL_TEST_KEY"}
+        kwargs: dict[str, Any] = {
+            "policy": "chat",
+            "base_url": base_url,
+            "served_model": "m",
+            "api_key_env": "DESKRL_TEST_KEY",
+        }
+        kwargs["world_timeout_s"] = 60.0
         desk = DeskAgent(tmp_path / "logs", **kwargs)
         await desk.setup(environment)
         monkeypatch.delenv("DESKRL_TEST_KEY", raising=False)

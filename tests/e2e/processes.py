@@ -70,7 +70,10 @@ class Deskrl:
 
 
 def _shared() -> set[str]:
-    from deskrl.sandbox.scratch import default_scratch_root
+    from deskrl.sandbox.scratch import SandboxFolder, default_scratch_root
 
-    patterns = [(Path("/dev/shm"), "deskrl-*"), (Path("/tmp"), "dr-ray-*"), (default_scratch_root(), "*/owner.json")]
-    return {str(path) for folder, pattern in patterns for path in folder.glob(pattern)}
+    patterns = [(Path("/dev/shm"), "deskrl-*"), (Path("/tmp"), "dr-ray-*")]
+    found = {str(path) for folder, pattern in patterns for path in folder.glob(pattern)}
+    # A sandbox of a living harness belongs to someone else's run by now: none of this one's lives.
+    sandboxes = [SandboxFolder.read(path) for path in default_scratch_root().glob("*")]
+    return found | {str(s.path) for s in sandboxes if s is not None and not s.owner.alive()}
