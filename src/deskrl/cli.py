@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -287,7 +288,8 @@ def doctor() -> None:
 
 
 def main() -> None:
-    """Entry point of the `deskrl` command."""
+    """Entry point of the `deskrl` command. SIGTERM ends it as tidily as Ctrl-C."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         app()
     except KeyboardInterrupt:

@@ -32,8 +32,8 @@ def wait_for(deskrl: Deskrl, folder: Path, phase: str, running: int = 0, seconds
     raise AssertionError(f"never reached {phase!r}: {deskrl.text()}")
 
 
-def interrupted(deskrl: Deskrl) -> None:
-    deskrl.process.send_signal(signal.SIGINT)
+def interrupted(deskrl: Deskrl, how: signal.Signals = signal.SIGINT) -> None:
+    deskrl.process.send_signal(how)
     assert deskrl.wait(90) == 130
     assert "Traceback" not in deskrl.text()
     assert deskrl.leftovers() == []
@@ -49,7 +49,7 @@ def test_while_engine_and_ray_start(tmp_path: Path) -> None:
     deskrl, folder = start(tmp_path)
     wait_for(deskrl, folder, "starting engine and SkyRL")
     time.sleep(8)
-    interrupted(deskrl)
+    interrupted(deskrl, signal.SIGTERM)
 
 
 def test_while_trials_run_twice_in_a_row_and_impatiently(tmp_path: Path) -> None:

@@ -32,6 +32,15 @@ def test_our_own_exceptions_are_all_known(module: object) -> None:
         assert outcome_of(None, (name, ""), graded=False).kind is not OutcomeKind.UNEXPECTED, name
 
 
+def test_the_exceptions_of_tokens_and_model_files_are_known() -> None:
+    from deskrl.agent.model_files import ModelFilesError
+    from deskrl.tokens import RendererError, TokenLedgerError
+    from deskrl.tokens.chat import ChatTemplateError
+
+    for kind in (ModelFilesError, RendererError, TokenLedgerError, ChatTemplateError):
+        assert outcome_of(None, (kind.__name__, ""), graded=False).kind is not OutcomeKind.UNEXPECTED
+
+
 def test_harbors_exceptions_that_end_a_trial_are_known() -> None:
     from harbor.trial import errors as trial_errors
     from harbor.verifier import verifier

@@ -87,9 +87,13 @@ def _run(options: argparse.Namespace, run_dir: list[Path]) -> None:
         with ray_session(config):
             url = None
             if engine is not None:
-                shim.install()
+                shim.install(cpu=True)
                 engine.wait_ready()
                 url = engine.base_url
+            elif config.trainer.strategy == "fsdp":
+                from deskrl.training import tied
+
+                tied.install()
             kind = EvalExperiment if options.evaluate else DeskExperiment
             experiment = kind(config, tasks, eval_tasks, progress, url)
             progress.note(phase="evaluating" if options.evaluate else "training")
@@ -106,6 +110,9 @@ def _engine(config: SkyRLTrainConfig) -> Iterator[EngineProcess | None]:
         return
     from deskrl.training.cpu.launch import EngineProcess
 
+    # A CPU engine gets its weights from CPU workers: a GPU of this machine is hidden from all of the run's
+    # processes. (An empty value would do that too, but Ray cannot read one.)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     engine = EngineProcess(
         desk.engine.kind,
         config.trainer.policy.model.path,

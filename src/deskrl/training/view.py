@@ -19,6 +19,7 @@ from deskrl.trials.outcome import RULES, OutcomeKind
 
 _WINDOW_S = 30.0
 _MEMORY_EVERY_S = 2.0
+_LINE_EVERY_S = 15.0
 
 
 @dataclass
@@ -43,7 +44,7 @@ def watch(process: TrainingProcess, console: Console, title: str, total_steps: i
     peak, memory_at = 0, 0.0
     speed: deque[tuple[float, int]] = deque()
     progress: dict[str, Any] = {}
-    last_line = ""
+    last_line, line_at = "", 0.0
     try:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
             while process.poll() is None:
@@ -59,13 +60,14 @@ def watch(process: TrainingProcess, console: Console, title: str, total_steps: i
                 if console.is_terminal:
                     live.update(_table(title, progress, total_steps, rate, now - started))
                 else:
-                    line = _line(title, progress, total_steps)
-                    if line != last_line:
-                        console.print(line, highlight=False)
-                        last_line = line
+                    line = f"{title}: {progress.get('phase') or 'starting'}, step {_step(progress, total_steps)}"
+                    if line != last_line or now - line_at > _LINE_EVERY_S:
+                        console.print(f"{line}, {_rest(progress, rate, now - started)}", highlight=False)
+                        last_line, line_at = line, now
                 time.sleep(0.2)
-    except KeyboardInterrupt:
-        console.print(f"[yellow]stopping {title} ...[/] (cleaning up sandboxes and processes)")
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            console.print(f"[yellow]stopping {title} ...[/] (cleaning up sandboxes and processes)")
         _finish_uninterrupted(process)
         raise
     code = process.finish()
@@ -111,10 +113,10 @@ def _table(title: str, progress: dict[str, Any], total: int | None, rate: float,
     return table
 
 
-def _line(title: str, progress: dict[str, Any], total: int | None) -> str:
-    _, done, failed = _counts(progress)
-    # Without a terminal, only what changes a few times a run.
+def _rest(progress: dict[str, Any], rate: float, seconds: float) -> str:
+    running, done, failed = _counts(progress)
+    reward = progress.get("mean_reward")
     return (
-        f"{title}: {progress.get('phase') or 'starting'}, step {_step(progress, total)}, "
-        f"trials {done // 4 * 4}+ done, {failed} failed"
+        f"trials {running} running, {done} done, {failed} failed, "
+        f"reward {'-' if reward is None else format(reward, '.3f')}, {rate:.0f} tok/s, {seconds:.0f} s"
     )

@@ -101,6 +101,9 @@ _BY_EXCEPTION: dict[str, OutcomeKind] = {
     "AgentConfigError": OutcomeKind.CONFIGURATION,
     "TaskFormatError": OutcomeKind.CONFIGURATION,
     "RendererError": OutcomeKind.CONFIGURATION,
+    "ModelFilesError": OutcomeKind.CONFIGURATION,
+    "ChatTemplateError": OutcomeKind.CONFIGURATION,
+    "TokenLedgerError": OutcomeKind.ENGINE_PROTOCOL,
 }
 
 _BY_STOP_REASON: dict[str, OutcomeKind] = {
