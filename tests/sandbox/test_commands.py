@@ -1,7 +1,5 @@
 """Commands, background servers, the world's socket, and files in and out of a real sandbox."""
 
-# ruff: noqa: ASYNC110, ASYNC240 - what is awaited happens in other processes; /proc and tmp files do not block.
-
 from __future__ import annotations
 
 import asyncio

@@ -1,7 +1,5 @@
 """What a hostile agent finds inside a real sandbox: no host, no network, no rights, no secrets."""
 
-# ruff: noqa: ASYNC240 - what is awaited happens in other processes; /proc and tmp files do not block.
-
 from __future__ import annotations
 
 import os

@@ -1,7 +1,5 @@
 """Nothing stays behind: after a stop, after a start that was cancelled or failed, after a harness that was killed."""
 
-# ruff: noqa: ASYNC110, ASYNC240 - what is awaited happens in other processes; /proc and tmp files do not block.
-
 from __future__ import annotations
 
 import asyncio

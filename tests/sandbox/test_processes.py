@@ -1,7 +1,5 @@
 """Child processes: bounded output, timeouts, and nothing left after a cancellation."""
 
-# ruff: noqa: ASYNC110, ASYNC240 - what is awaited happens in other processes; /proc and tmp files do not block.
-
 from __future__ import annotations
 
 import asyncio

@@ -1,7 +1,5 @@
 """Real harbor trials in the sandbox: the honest reward whatever the agent leaves behind, and a clean host."""
 
-# ruff: noqa: ASYNC240 - what is awaited happens in other processes; /proc and tmp files do not block.
-
 from __future__ import annotations
 
 import json
