@@ -84,8 +84,9 @@ async def test_a_trial_from_world_to_ledger(
     ]
 
     ledger = TokenLedger.from_bytes((tmp_path / "logs/tokens.npz").read_bytes())
-    kinds = [SpanKind.GENERATION, SpanKind.CLOSE, SpanKind.OBSERVATION]
-    assert [s.kind for s in ledger.spans] == [SpanKind.PROMPT, *kinds, *kinds, *kinds[:2]]
+    turn = [SpanKind.GENERATION, SpanKind.CLOSE]
+    told = [SpanKind.OBSERVATION, SpanKind.INJECTED]
+    assert [s.kind for s in ledger.spans] == [SpanKind.PROMPT, *turn, told[0], *turn, told[1], *turn]
     parts = [tokenizer.decode(ledger.ids[s.start : s.end]) for s in ledger.spans]
     # The model saw one tool's definition, the task and the tool's answer, and nothing it said was changed.
     assert parts[0].count('"type": "function"') == 1 and "Who leads Project Heron?<|im_end|>" in parts[0]

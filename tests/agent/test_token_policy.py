@@ -93,12 +93,12 @@ async def test_an_overflow_leaves_the_ledger_whole(tokenizer: ChatTokenizer) -> 
         assert policy.ledger.to_bytes() == before
 
 
-async def test_a_repair_request_is_observed(tokenizer: ChatTokenizer) -> None:
+async def test_a_repair_request_is_injected(tokenizer: ChatTokenizer) -> None:
     async with policy_over(tokenizer, spoken(tokenizer, "<tool_call>{")) as (policy, _):
         turn = await policy.turn()
         assert turn is not None and turn.parsed.malformed is not None
         await policy.user_message("Again.")
     span = policy.ledger.spans[-1]
-    assert span.kind is SpanKind.OBSERVATION
+    assert span.kind is SpanKind.INJECTED and not any(policy.ledger.loss_mask[span.start :])
     text = tokenizer.decode(policy.ledger.ids[span.start :])
     assert text == "<|im_start|>user\nAgain.<|im_end|>\n<|im_start|>assistant\n"

@@ -10,17 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deskrl.tokens import Provenance, Span, SpanKind, TokenLedger, TokenLedgerError
 
 VOCABULARY = 1000
+_EXAMPLES = settings(deadline=None)
 _IDS = st.lists(st.integers(0, VOCABULARY - 1), max_size=6)
 _LOGPROB = st.floats(-50, 0, width=32)
 _GENERATION = st.tuples(st.just(SpanKind.GENERATION), st.lists(st.tuples(st.integers(0, VOCABULARY - 1), _LOGPROB)))
-_OTHER = st.tuples(st.sampled_from([SpanKind.CLOSE, SpanKind.OBSERVATION]), _IDS)
+_OTHER = st.tuples(st.sampled_from([SpanKind.CLOSE, SpanKind.OBSERVATION, SpanKind.INJECTED]), _IDS)
 _APPENDS = st.lists(st.one_of(_GENERATION, _OTHER), max_size=12)
+_SOURCES = {
+    SpanKind.CLOSE: Provenance.TEMPLATE,
+    SpanKind.OBSERVATION: Provenance.TOOL,
+    SpanKind.INJECTED: Provenance.INJECTED,
+}
 _VERSION = st.one_of(st.none(), st.integers(0, 9))
 
 
@@ -35,10 +41,13 @@ def _append(ledger: TokenLedger, kind: SpanKind, tokens: list[Any], version: int
         )
     elif kind is SpanKind.CLOSE:
         ledger.append_close(tokens)
+    elif kind is SpanKind.INJECTED:
+        ledger.append_injected(tokens)
     else:
         ledger.append_observation(tokens)
 
 
+@_EXAMPLES
 @given(_IDS, _APPENDS, _VERSION)
 def test_any_sequence_of_appends_keeps_the_invariants(prompt: list[int], appends: Any, version: int | None) -> None:
     ledger = TokenLedger(VOCABULARY)
@@ -51,10 +60,11 @@ def test_any_sequence_of_appends_keeps_the_invariants(prompt: list[int], appends
         if kind is SpanKind.GENERATION:
             expected += [(i, 1, p, Provenance.SAMPLED) for i, p in tokens]
         else:
-            source = Provenance.TEMPLATE if kind is SpanKind.CLOSE else Provenance.TOOL
+            source = _SOURCES[kind]
             expected += [(i, 0, 0.0, source) for i in tokens]
     found = list(zip(ledger.ids, ledger.loss_mask, ledger.logprobs, ledger.provenance, strict=True))
     assert found == expected
+    assert list(ledger.packed_ids) == ledger.ids
     assert len(ledger) == len(expected)
     assert ledger.sampled == sum(ledger.loss_mask)
     assert ledger.turns == sum(kind is SpanKind.GENERATION for kind, _ in appends)
@@ -70,6 +80,7 @@ def test_any_sequence_of_appends_keeps_the_invariants(prompt: list[int], appends
     assert mask[-1:] == ([1] if ledger.sampled else [])
 
 
+@_EXAMPLES
 @given(_IDS, _APPENDS, _VERSION)
 def test_the_file_is_an_exact_round_trip(prompt: list[int], appends: Any, version: int | None) -> None:
     ledger = TokenLedger(VOCABULARY)
@@ -126,7 +137,8 @@ def test_a_refused_generation_leaves_no_trace(ids: list[int], logprobs: list[Any
 
 def test_the_prompt_comes_first_and_once() -> None:
     ledger = TokenLedger()
-    for append in (ledger.append_close, ledger.append_observation, lambda ids: ledger.append_generation(ids, [0.0])):
+    others = (ledger.append_close, ledger.append_observation, ledger.append_injected)
+    for append in (*others, lambda ids: ledger.append_generation(ids, [0.0])):
         with pytest.raises(TokenLedgerError, match="needs a prompt before it"):
             append([1])
     ledger.append_prompt([1])
@@ -145,6 +157,7 @@ def _sample() -> TokenLedger:
     return ledger
 
 
+@_EXAMPLES
 @given(st.data())
 def test_damaged_bytes_are_an_error_or_harmless(data: st.DataObject) -> None:
     good = _sample().to_bytes()
@@ -161,6 +174,7 @@ def test_damaged_bytes_are_an_error_or_harmless(data: st.DataObject) -> None:
     assert read.ids == _sample().ids and read.logprobs == _sample().logprobs and read.spans == _sample().spans
 
 
+@_EXAMPLES
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_an_error(data: bytes) -> None:
     for prefix in (b"", b"PK\x03\x04", b"\x93NUMPY\x01\x00"):

@@ -115,4 +115,4 @@ class TokenPolicy:
 
     async def user_message(self, text: str) -> None:
         """Encodes only the new text, off the event loop."""
-        self.ledger.append_observation(await asyncio.to_thread(self._renderer.user_message, text))
+        self.ledger.append_injected(await asyncio.to_thread(self._renderer.user_message, text))

@@ -2,7 +2,8 @@
 
 Model: a trajectory is a sequence of spans. The first is the prompt; then, turn by turn, a generation
 (ids the engine sampled), the template's close of that turn, and an observation (tool results and the
-next generation prompt). Ids are appended and never changed, removed or re-tokenised.
+next generation prompt) or an injected message (a repair request, a warning). Ids are appended and never
+changed, removed or re-tokenised. A fork starts with another ledger's first tokens and goes its own way.
 
 Invariants, checked on every append:
 - a token has loss mask 1 if and only if the engine sampled it;
@@ -14,69 +15,31 @@ Storage is a compressed npz: O(n) in the trajectory, not a full prompt for every
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from enum import IntEnum, StrEnum
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-FORMAT_VERSION = 1
+from deskrl.tokens.storage import (
+    PROVENANCE_OF,
+    Columns,
+    Provenance,
+    Span,
+    SpanKind,
+    TokenLedgerError,
+    pack,
+    read_span,
+    unpack,
+)
+
+__all__ = ["Provenance", "Span", "SpanKind", "TokenLedger", "TokenLedgerError"]
 
 # What float32 and int32 hold; a larger value would be stored as infinity or not at all.
 _LARGEST_LOGPROB = float(np.finfo(np.float32).max)
 _LARGEST_ID = 2**31 - 1
-
-
-class TokenLedgerError(ValueError):
-    """An append or a file that breaks an invariant; the message names the turn and the lengths."""
-
-
-class Provenance(IntEnum):
-    """Where a token came from."""
-
-    TEMPLATE = 0
-    SAMPLED = 1
-    TOOL = 2
-    INJECTED = 3
-
-
-class SpanKind(StrEnum):
-    """What a run of tokens is in the conversation."""
-
-    PROMPT = "prompt"
-    GENERATION = "generation"
-    CLOSE = "close"
-    OBSERVATION = "observation"
-
-
-_PROVENANCE_OF: dict[SpanKind, Provenance] = {
-    SpanKind.PROMPT: Provenance.TEMPLATE,
-    SpanKind.GENERATION: Provenance.SAMPLED,
-    SpanKind.CLOSE: Provenance.TEMPLATE,
-    SpanKind.OBSERVATION: Provenance.TOOL,
-}
-
-
-_ARRAYS: dict[str, type[np.generic]] = {"ids": np.int32, "logprobs": np.float32, "provenance": np.int8}
-
-
-@dataclass(frozen=True)
-class Span:
-    """Tokens `start:end` of the ledger. `weight_version_*` are None except for generations."""
-
-    kind: SpanKind
-    start: int
-    end: int
-    turn: int
-    weight_version_start: int | None = None
-    weight_version_end: int | None = None
-    finish_reason: str | None = None
 
 
 class TokenLedger:
@@ -93,6 +56,11 @@ class TokenLedger:
         self._provenance = array("b")
         self._spans: list[Span] = []
         self._turn = 0
+        # Of a fork: whose first `_shared` tokens, in `_shared_spans` spans, it starts with.
+        self._parent: TokenLedger | None = None
+        self._shared = 0
+        self._shared_spans = 0
+        self._children: list[TokenLedger] = []
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -111,6 +79,26 @@ class TokenLedger:
     def ids(self) -> list[int]:
         """All token ids, in order."""
         return self._ids.tolist()
+
+    @property
+    def packed_ids(self) -> array[int]:
+        """A copy of `ids` as 32-bit integers: cheap however long the trajectory is."""
+        return self._ids[:]
+
+    @property
+    def parent(self) -> TokenLedger | None:
+        """The ledger this one was forked from."""
+        return self._parent
+
+    @property
+    def shared(self) -> int:
+        """How many of the first tokens are the parent's; 0 for a ledger that is no fork."""
+        return self._shared
+
+    @property
+    def forks(self) -> tuple[TokenLedger, ...]:
+        """The ledgers forked from this one, oldest first."""
+        return tuple(self._children)
 
     @property
     def loss_mask(self) -> list[int]:
@@ -180,6 +168,10 @@ class TokenLedger:
         """Appends tool results and the next generation prompt (mask 0)."""
         self._append(SpanKind.OBSERVATION, ids)
 
+    def append_injected(self, ids: Sequence[int]) -> None:
+        """Appends a message of the harness itself and the next generation prompt (mask 0)."""
+        self._append(SpanKind.INJECTED, ids)
+
     def _append(self, kind: SpanKind, ids: Sequence[int], logprobs: Sequence[float] | None = None, **meta: Any) -> None:
         if not self._spans and kind is not SpanKind.PROMPT:
             raise TokenLedgerError(f"turn 0: {kind} needs a prompt before it")
@@ -190,7 +182,7 @@ class TokenLedger:
         start = len(self._ids)
         self._ids.extend(ids)
         self._logprobs.extend(logprobs if logprobs is not None else [math.nan] * len(ids))
-        self._provenance.extend([_PROVENANCE_OF[kind]] * len(ids))
+        self._provenance.extend([PROVENANCE_OF[kind]] * len(ids))
         self._spans.append(Span(kind, start, len(self._ids), self._turn, **meta))
 
     def training_split(self) -> tuple[list[int], list[int], list[int], list[float]]:
@@ -211,22 +203,39 @@ class TokenLedger:
             self.logprobs[start:end],
         )
 
+    def fork(self, at: int) -> TokenLedger:
+        """A new ledger whose first `at` tokens are this one's (context compaction, a sub-agent).
+
+        The two go their own ways afterwards. A span that reaches past `at` is cut there; `fork(0)` is empty and
+        takes a prompt of its own. Tokens are copied, so that each ledger is whole by itself; that a sampled token
+        of several branches trains only once is seen to by the export (`deskrl.tokens.fork`).
+
+        Raises:
+            TokenLedgerError: `at` is not a position of this ledger.
+        """
+        if not 0 <= at <= len(self):
+            raise TokenLedgerError(f"turn {self._turn}: cannot fork at {at}, the ledger has {len(self)} tokens")
+        # Empty spans at `at` come along, but not into a fork that has yet to take its prompt.
+        return self._fork(at, sum(span.start < at or span.end <= at for span in self._spans) if at else 0)
+
+    def _fork(self, at: int, spans: int) -> TokenLedger:
+        child = TokenLedger(self._vocabulary_size)
+        child._ids, child._logprobs, child._provenance = self._ids[:at], self._logprobs[:at], self._provenance[:at]
+        child._spans = self._spans[:spans]
+        if spans and child._spans[-1].end > at:
+            # How the generation ended is no longer part of it.
+            child._spans[-1] = replace(child._spans[-1], end=at, finish_reason=None)
+        child._turn = sum(span.kind is SpanKind.GENERATION for span in child._spans)
+        child._parent, child._shared, child._shared_spans = self, at, spans
+        self._children.append(child)
+        return child
+
     def to_bytes(self) -> bytes:
-        """The ledger as a compressed npz (exact round trip with `from_bytes`)."""
-        meta = {
-            "version": FORMAT_VERSION,
-            "vocabulary_size": self._vocabulary_size,
-            "spans": [asdict(s) for s in self._spans],
-        }
-        buffer = io.BytesIO()
-        np.savez_compressed(
-            buffer,
-            ids=np.asarray(self._ids, dtype=np.int32),
-            logprobs=np.asarray(self._logprobs, dtype=np.float32),
-            provenance=np.asarray(self._provenance, dtype=np.int8),
-            meta=np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8),
-        )
-        return buffer.getvalue()
+        """The ledger as a compressed npz (exact round trip with `from_bytes`).
+
+        A fork is written whole, without its descent; `Trajectories.to_bytes` writes a tree, each token once.
+        """
+        return pack(self._meta(0), self._columns(0))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TokenLedger:
@@ -235,43 +244,51 @@ class TokenLedger:
         Raises:
             TokenLedgerError: not a ledger, another format version, or arrays that do not fit together.
         """
-        try:
-            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-                arrays: dict[str, NDArray[Any]] = {name: archive[name] for name in _ARRAYS}
-                meta = json.loads(archive["meta"].tobytes())
-            version, size = meta["version"], meta["vocabulary_size"]
-            spans = [Span(**{**s, "kind": SpanKind(s["kind"])}) for s in meta["spans"]]
-        except Exception as error:  # zipfile, zlib and numpy raise a dozen classes for damaged bytes
-            raise TokenLedgerError(f"not a token ledger: {type(error).__name__}: {error}") from error
-        if version != FORMAT_VERSION:
-            raise TokenLedgerError(f"ledger format {version}, this code reads {FORMAT_VERSION}")
-        wrong = [name for name, kind in _ARRAYS.items() if arrays[name].dtype != kind or arrays[name].ndim != 1]
-        lengths = {name: array.size for name, array in arrays.items()}
-        end = spans[-1].end if spans else 0
-        if wrong or set(lengths.values()) != {end}:
-            raise TokenLedgerError(
-                f"ledger arrays do not fit together: {lengths}, spans end at {end}, wrong types: {wrong}"
-            )
-        # Appending again is what checks the rest: ids, logprobs and the order of spans.
-        ledger = cls(size)
-        for span in spans:
-            part = slice(span.start, span.end)
-            logprobs = arrays["logprobs"][part].tolist() if span.kind is SpanKind.GENERATION else None
-            ledger._restore(span, arrays["ids"][part].tolist(), logprobs)
-        if ledger._spans != spans or list(ledger._provenance) != arrays["provenance"].tolist():
-            raise TokenLedgerError("ledger arrays do not fit together: spans disagree with turns or provenance")
+        meta, columns = unpack(data)
+        if "branches" in meta:
+            raise TokenLedgerError("the file holds a tree of forks: read it with Trajectories.from_bytes")
+        ledger = cls()
+        ledger._restore(meta, columns)
         return ledger
 
-    def _restore(self, span: Span, ids: Sequence[int], logprobs: Sequence[float] | None) -> None:
-        if logprobs is not None:
-            self.append_generation(
-                ids,
-                logprobs,
-                weight_version_start=span.weight_version_start,
-                weight_version_end=span.weight_version_end,
-                finish_reason=span.finish_reason,
+    def _meta(self, first_span: int) -> dict[str, Any]:
+        return {"vocabulary_size": self._vocabulary_size, "spans": [asdict(s) for s in self._spans[first_span:]]}
+
+    def _columns(self, start: int) -> Columns:
+        return Columns(
+            np.array(self._ids[start:], dtype=np.int32),
+            np.array(self._logprobs[start:], dtype=np.float32),
+            np.array(self._provenance[start:], dtype=np.int8),
+        )
+
+    def _restore(self, meta: dict[str, Any], columns: Columns) -> None:
+        """Adds what `_meta` and `_columns` gave. Appending again is what checks ids, logprobs and their order."""
+        try:
+            size, spans = meta["vocabulary_size"], [read_span(record) for record in meta["spans"]]
+        except (KeyError, TypeError) as error:
+            raise TokenLedgerError(f"not a token ledger: {type(error).__name__}: {error}") from error
+        if size is not None and type(size) is not int:
+            raise TokenLedgerError(f"not a token ledger: a vocabulary of {size!r}")
+        self._vocabulary_size = size
+        base, before = len(self), len(self._spans)
+        end = spans[-1].end if spans else base
+        if len(columns) != end - base:
+            raise TokenLedgerError(
+                f"ledger arrays do not fit together: {len(columns)} tokens, spans from {base} to {end}"
             )
-        elif span.kind is SpanKind.PROMPT:
-            self.append_prompt(ids)
-        else:
-            self._append(span.kind, ids)
+        for span in spans:
+            part = columns.part(max(0, span.start - base), max(0, span.end - base))
+            if span.kind is SpanKind.GENERATION:
+                self.append_generation(
+                    part.ids.tolist(),
+                    part.logprobs.tolist(),
+                    weight_version_start=span.weight_version_start,
+                    weight_version_end=span.weight_version_end,
+                    finish_reason=span.finish_reason,
+                )
+            elif span.kind is SpanKind.PROMPT:
+                self.append_prompt(part.ids.tolist())
+            else:
+                self._append(span.kind, part.ids.tolist())
+        if self._spans[before:] != spans or self._provenance[base:].tolist() != columns.provenance.tolist():
+            raise TokenLedgerError("ledger arrays do not fit together: spans disagree with turns or provenance")
