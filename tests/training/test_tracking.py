@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from deskrl.training.tracking import RunTracking, read_metrics
+from deskrl.training.files import read_metrics
+from deskrl.training.tracking import RunTracking
 from deskrl.trials.progress import Progress
 
 

@@ -10,17 +10,15 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from deskrl.training.files import CHECKPOINTS, LOG_FILE, RunFolderError
+from deskrl.training.files import CHECKPOINTS, LOG_FILE, LOGPROB_GAP, METRICS_FILE, RunFolderError, read_metrics
 from deskrl.training.supervisor import TrainingProcess
 from deskrl.training.view import Watched, failed_count, watch
 from deskrl.trials.progress import TRIALS_FILE
 
-GAP = "eval/logprob_abs_diff_mean"
 MAX_GAP = 0.05
 
 
@@ -73,10 +71,10 @@ def _train(console: Console, run_dir: Path, title: str, overrides: list[str], st
 
 def judge(run_dir: Path, steps: int, checkpoint_before: int | None) -> list[Check]:
     """The verdict on a finished smoke run of `steps` + 1 steps."""
-    metrics = _metrics(run_dir)
+    metrics = read_metrics(run_dir)
     trained = sorted(step for step, values in metrics.items() if "trainer/global_step" in values)
     after = _latest_checkpoint(run_dir)
-    gap = metrics.get(steps + 1, {}).get(GAP)
+    gap = metrics.get(steps + 1, {}).get(LOGPROB_GAP)
     score = metrics.get(steps + 1, {}).get("eval/all/avg_score")
     trials = [json.loads(line) for line in (run_dir / TRIALS_FILE).read_text().splitlines()]
     outcomes: dict[str, int] = {}
@@ -98,15 +96,6 @@ def judge(run_dir: Path, steps: int, checkpoint_before: int | None) -> list[Chec
     ]
 
 
-def _metrics(run_dir: Path) -> dict[int, dict[str, Any]]:
-    # Not tracking.read_metrics: that module imports SkyRL, and this process stays light.
-    steps: dict[int, dict[str, Any]] = {}
-    for line in (run_dir / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        steps.setdefault(int(record["step"]), {}).update(record)
-    return steps
-
-
 def _latest_checkpoint(run_dir: Path) -> int | None:
     try:
         return int((run_dir / CHECKPOINTS / "latest_ckpt_global_step.txt").read_text())
@@ -115,7 +104,7 @@ def _latest_checkpoint(run_dir: Path) -> int | None:
 
 
 def _summary(run_dir: Path, checks: list[Check], runs: list[Watched], seconds: float) -> Table:
-    metrics = _metrics(run_dir)
+    metrics = read_metrics(run_dir)
     rewards = [f"{m['reward/avg_raw_reward']:.3f}" for _, m in sorted(metrics.items()) if "reward/avg_raw_reward" in m]
     table = Table(title="deskrl smoke", show_header=False, title_justify="left")
     for check in checks:
@@ -128,7 +117,7 @@ def _summary(run_dir: Path, checks: list[Check], runs: list[Watched], seconds: f
     for name, place in (
         ("trials", "trials"),
         ("one line a trial", TRIALS_FILE),
-        ("metrics", "metrics.jsonl"),
+        ("metrics", METRICS_FILE),
         ("checkpoints", CHECKPOINTS),
         ("configuration", "config.yaml"),
         ("log", LOG_FILE),

@@ -15,9 +15,8 @@ from typing import Any
 
 from skyrl.train.utils.tracking import Tracking
 
+from deskrl.training.files import METRICS_FILE
 from deskrl.trials.progress import Progress
-
-METRICS_FILE = "metrics.jsonl"
 
 
 class RunTracking(Tracking):
@@ -44,19 +43,3 @@ def _is_number(value: Any) -> bool:
 def _number(value: Any) -> float | int | None:
     plain = value.item() if hasattr(value, "item") else value
     return plain if isinstance(plain, int) or math.isfinite(plain) else None
-
-
-def read_metrics(run_dir: Path) -> dict[int, dict[str, Any]]:
-    """All metrics of a run by step, lines of one step merged in order; empty without the file."""
-    steps: dict[int, dict[str, Any]] = {}
-    try:
-        lines = (run_dir / METRICS_FILE).read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return steps
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # the last line of a run that was killed while it wrote
-        steps.setdefault(int(record["step"]), {}).update(record)
-    return steps

@@ -23,10 +23,9 @@ from skyrl.train.fully_async_trainer import FullyAsyncRayPPOTrainer
 from skyrl.train.trainer import RayPPOTrainer
 from skyrl.train.utils.trainer_utils import cleanup_old_checkpoints
 
+from deskrl.training.files import LOGPROB_GAP
 from deskrl.training.generator import TrialGenerator
 from deskrl.training.trajectory import Trajectory
-
-LOGPROB_GAP = "eval/logprob_abs_diff_mean"
 
 
 class TrialsFailedError(RuntimeError):
