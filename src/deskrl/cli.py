@@ -157,6 +157,44 @@ def trial_run(
     _evaluate(str(task), model, base_url, api_key_env, worlds, 1, 1, out, patience, kind="trial")
 
 
+@trial_app.command(name="show")
+def trial_show(
+    trial: Annotated[Path, typer.Argument(help="a finished trial's folder (with agent/tokens.npz)")],
+    html: Annotated[Path | None, typer.Option(help="write a page to this file instead")] = None,
+    boundaries: Annotated[bool, typer.Option("--boundaries", help="mark each token and line end")] = False,
+    model_dir: Annotated[str, typer.Option(help="the tokenizer's folder; default: the one the trial used")] = "",
+) -> None:
+    """Show a trial's tokens by where they came from: template, sampled, tool, injected."""
+    import json
+
+    from deskrl.agent.model_files import ModelFilesError, load_chat_tokenizer
+    from deskrl.tokens.ledger import TokenLedger, TokenLedgerError
+    from deskrl.tokens.show import html_page, show, show_html
+
+    tokens, config = trial / "agent" / "tokens.npz", trial / "config.json"
+    try:
+        ledger = TokenLedger.from_bytes(tokens.read_bytes())
+        folder = model_dir or json.loads(config.read_text())["agent"]["kwargs"]["model_dir"]
+        tokenizer = load_chat_tokenizer(str(folder))
+        if html is not None:
+            page = html_page(trial.resolve().name, show_html(ledger, tokenizer, boundaries=boundaries))
+            html.write_text(page, encoding="utf-8")
+    except FileNotFoundError as error:
+        _fail(f"{error.filename}: not there; is {trial} the folder of a trial that had a token policy?")
+    except TokenLedgerError as error:
+        _fail(f"{tokens}: {error}")
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ModelFilesError):
+            _fail(f"{error}; say where the tokenizer is with --model-dir")
+        _fail(f"{config} names no agent.kwargs.model_dir ({error!r}): use --model-dir")
+    except OSError as error:
+        _fail(error)
+    if html is None:
+        _console().print(show(ledger, tokenizer, boundaries=boundaries), soft_wrap=True)
+    where = f": {html}" if html else ""
+    _console().print(f"{len(ledger)} tokens, {ledger.sampled} sampled, {ledger.turns} turns{where}", highlight=False)
+
+
 def _evaluate(
     tasks: str,
     model: str,
