@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from deskrl.tokens.parsing.outcome import Malformed, ParsedTurn, Problem, ToolCall, Truncated, turn
 from deskrl.tokens.parsing.reasoning import split_reasoning, unclosed_thought
+from deskrl.tokens.parsing.stops import end_of_turn
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -20,9 +21,16 @@ ReadCall = Callable[[str, int, int], ToolCall | Malformed]
 
 
 def parse_blocks(
-    text: str, read_call: ReadCall, *, prefilled: bool, truncated: bool, inner_tags: Sequence[str] = ()
+    text: str,
+    read_call: ReadCall,
+    *,
+    prefilled: bool,
+    truncated: bool,
+    inner_tags: Sequence[str] = (),
+    stops: Sequence[str] = (),
 ) -> ParsedTurn:
     """Reads a whole turn of a family whose calls stand in `<tool_call>` blocks."""
+    text = text[: end_of_turn(text, stops)]
     split = split_reasoning(text, prefilled=prefilled)
     if split.unclosed is not None:
         problem = unclosed_thought(text, split.unclosed, (OPEN, *inner_tags), truncated)

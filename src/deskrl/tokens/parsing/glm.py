@@ -21,6 +21,8 @@ VALUE = "<arg_value>"
 VALUE_CLOSE = "</arg_value>"
 _INNER = (KEY, KEY_CLOSE, VALUE, VALUE_CLOSE)
 
+_STOPS = ("<|observation|>", "<|user|>", "<|endoftext|>")
+
 
 @dataclass(frozen=True)
 class GlmParser:
@@ -34,7 +36,14 @@ class GlmParser:
         def read_call(text: str, start: int, end: int) -> ToolCall | Malformed:
             return _read_call(text, start, end, tools)
 
-        return parse_blocks(text, read_call, prefilled=self.prefilled_thought, truncated=truncated, inner_tags=_INNER)
+        return parse_blocks(
+            text,
+            read_call,
+            prefilled=self.prefilled_thought,
+            truncated=truncated,
+            inner_tags=_INNER,
+            stops=_STOPS,
+        )
 
 
 def _read_call(text: str, start: int, end: int, tools: Mapping[str, JsonSchema]) -> ToolCall | Malformed:

@@ -14,6 +14,8 @@ from deskrl.tokens.parsing.jsonvalue import load_arguments, load_json
 from deskrl.tokens.parsing.outcome import Malformed, ParsedTurn, ToolCall
 from deskrl.tokens.parsing.schema import JsonSchema
 
+_STOPS = ("<|im_end|>", "<|endoftext|>")
+
 
 @dataclass(frozen=True)
 class HermesParser:
@@ -23,7 +25,7 @@ class HermesParser:
 
     def parse(self, text: str, tools: Mapping[str, JsonSchema], truncated: bool = False) -> ParsedTurn:
         """Reads one turn; `truncated`: the token cap ended it."""
-        return parse_blocks(text, _read_call, prefilled=self.prefilled_thought, truncated=truncated)
+        return parse_blocks(text, _read_call, prefilled=self.prefilled_thought, truncated=truncated, stops=_STOPS)
 
 
 def _read_call(text: str, start: int, end: int) -> ToolCall | Malformed:

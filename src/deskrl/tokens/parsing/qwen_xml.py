@@ -30,6 +30,8 @@ PARAMETER_CLOSE = "</parameter>"
 _INNER = (FUNCTION, FUNCTION_CLOSE, PARAMETER, PARAMETER_CLOSE)
 _NOT_IN_NAMES = frozenset('<>="\n\r')
 
+_STOPS = ("<|im_end|>", "<|endoftext|>")
+
 
 @dataclass(frozen=True)
 class QwenXmlParser:
@@ -43,7 +45,14 @@ class QwenXmlParser:
         def read_call(text: str, start: int, end: int) -> ToolCall | Malformed:
             return _read_call(text, start, end, tools)
 
-        return parse_blocks(text, read_call, prefilled=self.prefilled_thought, truncated=truncated, inner_tags=_INNER)
+        return parse_blocks(
+            text,
+            read_call,
+            prefilled=self.prefilled_thought,
+            truncated=truncated,
+            inner_tags=_INNER,
+            stops=_STOPS,
+        )
 
 
 def _read_call(text: str, start: int, end: int, tools: Mapping[str, JsonSchema]) -> ToolCall | Malformed:
