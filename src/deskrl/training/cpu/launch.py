@@ -101,8 +101,13 @@ class EngineProcess:
         _signal_group(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(10)
-        _signal_group(process.pid, signal.SIGKILL)  # also what a leader that has gone left in its group
+        # Python's resource tracker outlives the others a little and removes their shared memory: let it.
+        process.kill()
         process.wait()
+        deadline = time.monotonic() + 3
+        while _signal_group(process.pid, None) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        _signal_group(process.pid, signal.SIGKILL)
 
     def check(self) -> None:
         """Raise EngineError, with the log's tail, if the engine has died since it started."""
@@ -224,6 +229,10 @@ def _claim(port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(group, number)
+def _signal_group(group: int, number: signal.Signals | None) -> bool:
+    """Signal a process group (None: none, only look); False when it has no process left."""
+    try:
+        os.killpg(group, number or 0)
+    except ProcessLookupError:
+        return False
+    return True
