@@ -43,8 +43,8 @@ class DeskConfig(BaseConfig):
 
     run_dir: str = "runs/default"
     """Everything of the run lies here: config, trials, metrics, checkpoints."""
-    model: str = "smollm2"
-    """`smollm2`, `tiny`, a model directory or a hub id."""
+    model: str | None = None
+    """`smollm2`, `tiny`, a model directory or a hub id; null: `trainer.policy.model.path` says."""
     tasks: list[str] = field(default_factory=list)
     """Task directories, or folders of them, to train on. `sample` stands for the built-in ones."""
     eval_tasks: list[str] = field(default_factory=list)

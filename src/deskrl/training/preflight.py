@@ -56,13 +56,29 @@ def prepare(config: SkyRLTrainConfig, *, evaluate: bool = False) -> tuple[list[T
         find_bwrap()
         require_tools()
     _check_hardware(config)
-    from deskrl.training.models import prepare_model
-
-    model = prepare_model(desk.model, cache_dir() / "models")
-    config.trainer.policy.model.path = config.trainer.ref.model.path = str(model)
+    model = _prepare_model(config)
     if not evaluate:
         _check_space(run_dir, model, config.trainer.max_ckpts_to_keep)
     return tasks, eval_tasks
+
+
+def _prepare_model(config: SkyRLTrainConfig) -> Path:
+    """Make the model's directory and point SkyRL's keys at it; returns it. Raises PreflightError, ModelError."""
+    from skyrl.train.config import PolicyConfig
+
+    from deskrl.training.models import prepare_model
+
+    desk, policy, ref = config.generator.desk, config.trainer.policy.model, config.trainer.ref.model
+    model = prepare_model(desk.model or policy.path, cache_dir() / "models")
+    if policy.path not in (PolicyConfig().model.path, desk.model, str(model)) and desk.model:
+        raise PreflightError(
+            f"two models are asked for: generator.desk.model={desk.model} and trainer.policy.model.path={policy.path}; "
+            "set one (generator.desk.model=null leaves it to the other)"
+        )
+    if ref.path in (None, policy.path):
+        ref.path = str(model)
+    policy.path = str(model)
+    return model
 
 
 def _set_folders(config: SkyRLTrainConfig, run_dir: Path) -> None:
