@@ -3,13 +3,19 @@
 The prompt goes out as token ids; the sampled ids and their logprobs come back as the engine drew them
 (`return_token_ids`). Nothing is re-tokenised. One HTTP pool per engine address and event loop is shared
 by all trials of the process.
+
+Every request carries the whole history, and the answer repeats it. Both are JSON of up to 160k numbers, tens of
+milliseconds in which the event loop would stand still, and a thread would not help: the JSON codec never lets go
+of the interpreter. So the text of what was sent before is kept, and the repetition is cut out before parsing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +28,9 @@ from deskrl.agent.errors import ContextOverflowError, EngineProtocolError, Engin
 # Told by the trainer: how many weight syncs an engine address has had. vLLM itself does not report it.
 _weight_versions: dict[str, Callable[[], int]] = {}
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, httpx.AsyncClient]] = WeakKeyDictionary()
+
+_SLICE = 8192
+_REPEATED = b'"prompt_token_ids":['
 
 
 def register_weight_version(base_url: str, version: Callable[[], int]) -> None:
@@ -56,6 +65,7 @@ class CompletionsEngine:
         self.model = model
         self._timeout_s = timeout_s
         self._retry_s = retry_s
+        self._sent: tuple[array[int], bytes] = array("i"), b""
 
     async def generate(
         self,
@@ -75,22 +85,24 @@ class CompletionsEngine:
         """
         version = _weight_versions.get(self.base_url)
         before: int | None = None
+        prompt = await self._prompt_text(prompt_ids)
 
-        def body() -> dict[str, Any]:
+        def body() -> bytes:
             # Made anew for every attempt: a cache filled with earlier weights must not serve later ones.
             nonlocal before
             before = version() if version else None
-            return {
+            rest = {
                 **sampling,
                 **({} if before is None else {"cache_salt": f"weights-{before}"}),
                 "model": self.model,
-                "prompt": list(prompt_ids),
                 "max_tokens": max_tokens,
                 "stop_token_ids": list(stop_token_ids),
                 "logprobs": 1,
                 "return_token_ids": True,
                 "skip_special_tokens": False,
             }
+            rest.pop("prompt", None)
+            return b'{"prompt":[%b],%b' % (prompt, json.dumps(rest, allow_nan=False).encode()[1:])
 
         started = time.monotonic()
         url, headers = self.base_url + "/v1/completions", {"X-Session-ID": session_id}
@@ -107,6 +119,20 @@ class CompletionsEngine:
             seconds=time.monotonic() - started,
         )
 
+    async def _prompt_text(self, ids: Sequence[int]) -> bytes:
+        """The ids as JSON without brackets; of a prompt that goes on from the last one, only the new are encoded."""
+        packed = ids if isinstance(ids, array) and ids.typecode == "i" else array("i", ids)
+        sent, text = self._sent
+        if packed[: len(sent)] != sent:
+            sent, text = array("i"), b""
+        parts = [text] if text else []
+        for start in range(len(sent), len(packed), _SLICE):
+            parts.append(json.dumps(packed[start : start + _SLICE].tolist(), separators=(",", ":"))[1:-1].encode())
+            await asyncio.sleep(0)
+        text = b",".join(parts)
+        self._sent = packed, text
+        return text
+
     def _pool(self) -> httpx.AsyncClient:
         pools = _pools.setdefault(asyncio.get_running_loop(), {})
         if self.base_url not in pools:
@@ -119,12 +145,14 @@ class CompletionsEngine:
 async def post_retrying(
     client: httpx.AsyncClient,
     url: str,
-    body: Callable[[], Mapping[str, Any]],
+    body: Callable[[], Mapping[str, Any] | bytes],
     headers: Mapping[str, str],
     timeout_s: float,
     retry_s: float,
 ) -> httpx.Response:
-    """Posts `body()` until the answer is no passing failure (unreachable, 408, 429, 5xx), for `retry_s` at most.
+    """Posts `body()` (an object, or the JSON of one) until the answer is no passing failure, for `retry_s` at most.
+
+    Passing failures are an unreachable address, 408, 429 and 5xx.
 
     Raises:
         EngineUnavailableError: a request took longer than `timeout_s`, or `retry_s` are over.
@@ -132,8 +160,11 @@ async def post_retrying(
     deadline = time.monotonic() + retry_s
     delay = 0.25
     while True:
+        data = body()
+        content: dict[str, Any] = {"content": data} if isinstance(data, bytes) else {"json": data}
+        sent_headers = {"Content-Type": "application/json", **headers}
         try:
-            response = await client.post(url, json=body(), headers=dict(headers), timeout=timeout_s)
+            response = await client.post(url, **content, headers=sent_headers, timeout=timeout_s)
         except httpx.TimeoutException as error:
             raise EngineUnavailableError(f"{url}: no answer in {timeout_s:g} s ({type(error).__name__})") from error
         except httpx.TransportError as error:
@@ -153,9 +184,16 @@ def json_object(response: httpx.Response) -> dict[str, Any]:
     if response.status_code != 200:
         raise EngineProtocolError(f"{response.url}: HTTP {response.status_code}: {response.text[:500]}")
     try:
-        return dict(response.json())
+        return dict(json.loads(_without_prompt(response.content)))
     except (ValueError, TypeError) as error:
         raise EngineProtocolError(f"{response.url}: not a JSON object: {response.text[:200]!r}") from error
+
+
+def _without_prompt(answer: bytes) -> bytes:
+    """`answer` without the prompt's ids. Inside a JSON string the key's quotes would be escaped: it cannot match."""
+    start = answer.find(_REPEATED)
+    end = answer.find(b"]", start)
+    return answer if start < 0 or end < 0 else answer[: start + len(_REPEATED)] + answer[end:]
 
 
 def read_generation(

@@ -89,7 +89,7 @@ class TokenPolicy:
         if room <= 0:
             return None
         generation = await self._engine.generate(
-            self.ledger.ids,
+            self.ledger.packed_ids,
             max_tokens=min(room, self._limits.max_turn),
             stop_token_ids=self._renderer.stop_token_ids,
             sampling=self._sampling,

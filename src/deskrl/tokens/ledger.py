@@ -176,13 +176,16 @@ class TokenLedger:
         if not self._spans and kind is not SpanKind.PROMPT:
             raise TokenLedgerError(f"turn 0: {kind} needs a prompt before it")
         size = _LARGEST_ID + 1 if self._vocabulary_size is None else self._vocabulary_size
-        for token in ids:
-            if not 0 <= token < size:
-                raise TokenLedgerError(f"turn {self._turn}: {kind} id {token} is outside the vocabulary of {size}")
+        if len(ids) and not (min(ids) >= 0 and max(ids) < size):
+            token = next(token for token in ids if not 0 <= token < size)
+            raise TokenLedgerError(f"turn {self._turn}: {kind} id {token} is outside the vocabulary of {size}")
+        # All that can still fail comes before the first change.
+        new_ids = array("i", ids)
+        new_logprobs = array("f", [math.nan]) * len(ids) if logprobs is None else array("f", logprobs)
         start = len(self._ids)
-        self._ids.extend(ids)
-        self._logprobs.extend(logprobs if logprobs is not None else [math.nan] * len(ids))
-        self._provenance.extend([PROVENANCE_OF[kind]] * len(ids))
+        self._ids += new_ids
+        self._logprobs += new_logprobs
+        self._provenance += array("b", [PROVENANCE_OF[kind]]) * len(ids)
         self._spans.append(Span(kind, start, len(self._ids), self._turn, **meta))
 
     def training_split(self) -> tuple[list[int], list[int], list[int], list[float]]:
