@@ -22,6 +22,7 @@ from deskrl.tokens.parsing.stops import end_of_turn
 
 PYTHON_TAG = "<|python_tag|>"
 _LIKE_A_CALL = re.compile(r'\{\s*"(?:name|parameters|arguments)"\s*:|\{\s*"type"\s*:\s*"function"')
+_CALL_OPENINGS = ('{"name":', '{"parameters":', '{"arguments":', '{"type":"function"')
 _STOPS = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 
 
@@ -55,10 +56,10 @@ def _scan(text: str, start: int, truncated: bool, content: list[str], calls: lis
         try:
             value, end = load_json_at(text, brace)
         except ValueError as error:
+            if truncated and (expected or _cut_opening_of_a_call(text, brace)):
+                return Truncated(brace, "the token cap cut the turn inside a call")
             if not expected:
                 break
-            if truncated:
-                return Truncated(brace, "the token cap cut the turn inside a call")
             return Malformed("json", brace, f"not a JSON object: {error}")
         call = _read_call(value, brace)
         if call is None:
@@ -76,6 +77,14 @@ def _scan(text: str, start: int, truncated: bool, content: list[str], calls: lis
             return Truncated(tag, f"the token cap cut the turn after {PYTHON_TAG}")
         return Malformed("shape", tag, f"{PYTHON_TAG} without a call")
     return cut_opening(text, position, (PYTHON_TAG,)) if truncated else None
+
+
+def _cut_opening_of_a_call(text: str, brace: int) -> bool:
+    """Whether the text ends in the first characters of a call, too few to tell it from other JSON."""
+    if len(text) - brace > 64:
+        return False
+    rest = "".join(text[brace:].split())
+    return any(opening.startswith(rest) for opening in _CALL_OPENINGS)
 
 
 def _between(text: str) -> str:
