@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from deskrl.agent.model_files import ModelFilesError, load_chat_tokenizer
@@ -48,6 +48,9 @@ def end(renderer: ChatMLRenderer) -> int:
 def test_turn_by_turn_equals_a_full_render(
     renderer: ChatMLRenderer, auto: Any, end: int, system: str, question: str, turns: Any
 ) -> None:
+    texts = [system, question, *(text for answer, _, results in turns for text in (answer, *results))]
+    # Hypothesis also draws strings from the source: control tokens stay text here, and a cut thought gets closed.
+    assume(not any(renderer.tokenizer.controls_in(text) or "<think>" in text for text in texts))
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     ledger = TokenLedger(renderer.tokenizer.vocabulary_size)
     ledger.append_prompt(renderer.prompt(messages, []))
@@ -222,7 +225,7 @@ def test_a_hermes_template_is_accepted_and_matched(with_template: Callable[[str]
     tools = [{"type": "function", "function": function}]
     messages: list[dict[str, Any]] = [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}]
     ids = renderer.prompt(messages, tools)
-    sampled = renderer.tokenizer.encode_content('<tool_call>\n{"name": "read", "arguments": {"ü": [1]}}\n</tool_call>')
+    sampled = renderer.tokenizer.encode_template('<tool_call>\n{"name": "read", "arguments": {"ü": [1]}}\n</tool_call>')
     ids += [*sampled, *renderer.close(sampled), *renderer.observation(["a", "b"])]
     call = {"type": "function", "function": {"name": "read", "arguments": {"ü": [1]}}}
     messages += [{"role": "assistant", "content": "", "tool_calls": [call]}]

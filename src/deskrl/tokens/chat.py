@@ -1,15 +1,21 @@
 """A tokenizer and its chat template, without torch or transformers.
 
 Text that comes from outside (tool results, file contents) must never turn into control tokens: a mail
-that contains `<|im_end|>` is eight ordinary tokens, not the end of a turn. So there are two encoders over
-one vocabulary: `encode_template` honours special tokens, `encode_content` does not.
+that contains `<|im_end|>` is eight ordinary tokens, not the end of a turn. Nor may it forge `</tool_response>` or
+`<｜User｜>`, which many vocabularies do not even mark as special. So there are two encoders over one vocabulary:
+`encode_template` honours control tokens, `encode_content` honours none.
+
+Text between two control tokens is always encoded in one piece, wherever it comes from (`encode_pieces`,
+`encode_conversation`): that is what makes ids equal to those of a full render.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from enum import IntEnum
 from typing import Any
 
 import jinja2
@@ -20,8 +26,40 @@ from tokenizers import Tokenizer
 Message = Mapping[str, Any]
 
 
+class Trust(IntEnum):
+    """Which control tokens a text may hold."""
+
+    FOREIGN = 0
+    """None: tool results, user text, tool definitions."""
+    OWN = 1
+    """Those that are no special tokens (`<think>`, `<tool_call>`): system prompts and the model's own turns."""
+    TEMPLATE = 2
+    """All."""
+
+
+Piece = tuple[str, Trust]
+
+
 class ChatTemplateError(ValueError):
     """The chat template refused the conversation."""
+
+
+_TRUSTED_ROLES = ("system", "developer", "assistant")
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_mapped(key, change): _mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mapped(item, change) for item in value]
+    return value
 
 
 def _raise(message: str) -> None:
@@ -49,6 +87,18 @@ class ChatTokenizer:
         for encoder in (self._template_encoder, self._content_encoder):
             encoder.no_padding()
             encoder.no_truncation()
+        added = self._template_encoder.get_added_tokens_decoder()
+        self.special_names = frozenset(token.content for token in added.values() if token.special)
+        self.control_tokens: Mapping[str, int] = {
+            token.content: number
+            for number, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
+        # Known as special, a control token is one that the content encoder leaves alone.
+        self._content_encoder.add_special_tokens(list(self.control_tokens))
+        self._all_controls = _any_of(self.control_tokens)
+        self._special_controls = _any_of(self.special_names)
+        self._own_controls = _any_of(self.control_tokens.keys() - self.special_names)
         unknown = json.loads(definition).get("model", {}).get("unk_token")
         self._unknown = self.token_id(unknown) if unknown is not None else None
         self._replacement = "?" if self._unknown in self.encode_template("\ufffd") else "\ufffd"
@@ -82,7 +132,9 @@ class ChatTokenizer:
         return list(self._template_encoder.encode(text, add_special_tokens=False).ids)
 
     def encode_content(self, text: str) -> list[int]:
-        """Ids of untrusted text; the names of special tokens in it stay ordinary text."""
+        """Ids of untrusted text; the names of control tokens in it stay ordinary text."""
+        if not text:
+            return []
         encoding = self._content_encoder.encode(text, add_special_tokens=False)
         if self._unknown is None or self._unknown not in encoding.ids:
             return list(encoding.ids)
@@ -92,6 +144,59 @@ class ChatTokenizer:
         bad = {n for token, (start, end) in spans if token == self._unknown for n in range(start, end)}
         kept = "".join(self._replacement if n in bad else character for n, character in enumerate(text))
         return list(self._content_encoder.encode(kept, add_special_tokens=False).ids)
+
+    def controls_in(self, text: str) -> list[tuple[int, str]]:
+        """The control tokens in trusted text: position and name, in order."""
+        return [(match.start(), match.group()) for match in self._all_controls.finditer(text)]
+
+    def encode_pieces(self, pieces: Iterable[Piece]) -> list[int]:
+        """Ids of texts one after the other; a control token ends a run only where its text may hold one."""
+        ids: list[int] = []
+        run: list[str] = []
+        for text, trust in pieces:
+            start = 0
+            if trust is not Trust.FOREIGN:
+                pattern = self._all_controls if trust is Trust.TEMPLATE else self._own_controls
+                for match in pattern.finditer(text):
+                    run.append(text[start : match.start()])
+                    ids += self.encode_content("".join(run))
+                    ids.append(self.control_tokens[match.group()])
+                    run, start = [], match.end()
+            run.append(text[start:])
+        return ids + self.encode_content("".join(run))
+
+    def encode_conversation(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool,
+    ) -> list[int]:
+        """Ids of the template's text of a whole conversation, in which only the template writes control tokens.
+
+        Raises:
+            ChatTemplateError: the template raised, or does not fit these messages.
+        """
+        given = json.dumps([list(map(dict, messages)), list(tools or [])], ensure_ascii=False, default=str)
+        mark = next(chr(code) for code in range(0xE000, 0xF8FF) if chr(code) not in given)
+
+        # A mark inside each name keeps it from being one, through whatever the template does to the text.
+        def break_names(pattern: re.Pattern[str]) -> Callable[[str], str]:
+            return lambda text: pattern.sub(lambda match: match.group()[0] + mark + match.group()[1:], text)
+
+        every, special = break_names(self._all_controls), break_names(self._special_controls)
+        marked = [_mapped(message, special if message.get("role") in _TRUSTED_ROLES else every) for message in messages]
+        text = self.render(
+            marked, tools=_mapped(list(tools or []), every) or None, add_generation_prompt=add_generation_prompt
+        )
+        written = re.compile(f"{mark}|\\\\u{ord(mark):04x}")
+        ids: list[int] = []
+        start = 0
+        for match in self._all_controls.finditer(text):
+            ids += self.encode_content(written.sub("", text[start : match.start()]))
+            ids.append(self.control_tokens[match.group()])
+            start = match.end()
+        return ids + self.encode_content(written.sub("", text[start:]))
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of ids."""
