@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from deskrl.tokens import SpanKind, TokenLedger, TokenLedgerError
 from deskrl.tokens.fork import Trajectories
 
 VOCABULARY = 10_000
+_VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 12), st.floats(-2, 12), st.sampled_from(["", "x", [], {}, [1], [{}]])
+)
 _EXAMPLES = settings(deadline=None, max_examples=60)
 Path = list[tuple[int, int]]
 """Tokens of a ledger as (number, sampled): numbers are unique in a forest."""
@@ -230,3 +234,23 @@ def test_a_forest_that_contradicts_itself_is_refused(branch: int, changes: dict[
     assert len(Trajectories.from_bytes(_altered(1)).ledgers) == 2
     with pytest.raises(TokenLedgerError, match=message):
         Trajectories.from_bytes(_altered(branch, **changes))
+
+
+@_EXAMPLES
+@given(st.data())
+def test_any_change_of_a_forest_file_is_an_error_or_a_whole_forest(data: st.DataObject) -> None:
+    branch = data.draw(st.integers(0, 1))
+    key = data.draw(st.sampled_from(["parent", "shared", "shared_spans", "vocabulary_size", "spans"]))
+    value = data.draw(_VALUES)
+    if key == "spans" and data.draw(st.booleans()):
+        tree = Trajectories(_compaction()[0])
+        value = [asdict(span) for span in tree.ledgers[branch].spans][3 * branch :]
+        field = data.draw(st.sampled_from(["kind", "start", "end", "turn", "weight_version_start", "finish_reason"]))
+        value[data.draw(st.integers(0, len(value) - 1))][field] = data.draw(_VALUES)
+    try:
+        read = Trajectories.from_bytes(_altered(branch, **{key: value}))
+    except TokenLedgerError:
+        return
+    again = Trajectories.from_bytes(read.to_bytes())
+    assert [ledger.spans for ledger in again.ledgers] == [ledger.spans for ledger in read.ledgers]
+    assert [ledger.ids for ledger in read.ledgers] == [[1, 2, 3, 4, 5, 6, 8], [1, 2, 3, 4, 5, 9, 10, 11]]

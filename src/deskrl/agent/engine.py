@@ -29,7 +29,7 @@ from deskrl.agent.errors import ContextOverflowError, EngineProtocolError, Engin
 _weight_versions: dict[str, Callable[[], int]] = {}
 _pools: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, httpx.AsyncClient]] = WeakKeyDictionary()
 
-_SLICE = 8192
+_SLICE = 4096
 _REPEATED = b'"prompt_token_ids":['
 
 
