@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -23,6 +24,8 @@ tasks_app = typer.Typer(no_args_is_help=True, help="Make, check and look at task
 trial_app = typer.Typer(no_args_is_help=True, help="Run single trials.")
 app.add_typer(tasks_app, name="tasks")
 app.add_typer(trial_app, name="trial")
+doctor_app = typer.Typer(invoke_without_command=True, help="Check this machine, or a model.")
+app.add_typer(doctor_app, name="doctor")
 
 USER_ERROR = 2
 
@@ -309,18 +312,48 @@ def _found(folder: Path) -> list[Path]:
     return found
 
 
-@app.command()
-def doctor() -> None:
-    """Check what this machine can do: sandboxes, training, GPU, disk."""
-    from rich.table import Table
-
+@doctor_app.callback()
+def doctor(context: typer.Context) -> None:
+    """Check what this machine can do: sandboxes, training, GPU, disk. `doctor tokens MODEL` checks a model."""
+    if context.invoked_subcommand is not None:
+        return
     from deskrl.doctor import check_all
 
-    table = Table("", "check", "found", "what to do")
+    _report((check.name, check.ok, check.detail, check.fix) for check in check_all())
+
+
+@doctor_app.command(name="tokens")
+def doctor_tokens(
+    model: Annotated[str, typer.Argument(help="smollm2, tiny, or a model directory")],
+    parser: Annotated[str, typer.Option(help="tool-call parser; default: what the template asks for")] = "",
+) -> None:
+    """Check that a model's template, tokenizer, parser and renderer fit together; exit code 2 if not."""
+    from deskrl.agent.model_check import check_model_dir
+
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        _need_training()
+        from deskrl.training.models import ModelError, prepare_model
+
+        try:
+            folder = prepare_model(model)
+        except ModelError as error:
+            _fail(error)
+        if not folder.is_dir():
+            _fail(f"{model}: no such directory; download the model first and give its folder")
+    _report((found.name, found.ok, found.detail, found.fix) for found in check_model_dir(folder, parser or None))
+
+
+def _report(findings: Iterable[tuple[str, bool, str, str]]) -> NoReturn:
+    """Print findings (name, ok, detail, what to do) and exit, with 2 if one is not ok."""
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    table = Table("", "check", Column("found", overflow="fold"), Column("what to do", overflow="fold"))
     bad = 0
-    for check in check_all():
-        bad += not check.ok
-        table.add_row("[green]ok[/]" if check.ok else "[red]FAIL[/]", check.name, check.detail, check.fix)
+    for name, ok, detail, fix in findings:
+        bad += not ok
+        table.add_row("[green]ok[/]" if ok else "[red]FAIL[/]", *map(escape, (name, detail, fix)))
     _console().print(table)
     raise typer.Exit(USER_ERROR if bad else 0)
 

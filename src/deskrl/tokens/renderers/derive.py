@@ -156,12 +156,14 @@ def _renders_calls(tokenizer: ChatTokenizer, dialect: Dialect) -> bool:
 
 def _example(tokenizer: ChatTokenizer, dialect: Dialect, end: str) -> str:
     """A turn of one call, from the generation prompt to its end."""
-    start = probe.render(tokenizer, dialect.start(), True, prompt=False)
     prompt = probe.render(tokenizer, dialect.start(), True)
-    messages = [*dialect.start(), dialect.calls(1), *probe.results(["zqresult"])]
-    text = probe.render(tokenizer, messages, True)
-    text = text[: text.index(end, text.rindex(probe.VALUE))]
-    return text.removeprefix(prompt if text.startswith(prompt) else start)
+    for reasoning in (False, True):  # a prompt that opens a thought may only be continued by a turn with one
+        messages = [*dialect.start(), dialect.calls(1, reasoning), *probe.results(["zqresult"])]
+        text = probe.render(tokenizer, messages, True)
+        text = text[: text.index(end, text.rindex(probe.VALUE))]
+        if text.startswith(prompt):
+            return text.removeprefix(prompt)
+    return text.removeprefix(probe.render(tokenizer, dialect.start(), True, prompt=False))
 
 
 def _user_tail(tokenizer: ChatTokenizer, family: Family, dialect: Dialect, tools: bool) -> _Tail:

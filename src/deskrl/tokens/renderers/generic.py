@@ -16,6 +16,7 @@ from deskrl.tokens.renderers.derive import derive
 from deskrl.tokens.renderers.families import GENERIC, Family
 from deskrl.tokens.renderers.forms import Forms
 from deskrl.tokens.renderers.preamble import with_tool_preamble
+from deskrl.tokens.renderers.probe import KEY, NAME, VALUE
 from deskrl.tokens.renderers.prove import prove
 from deskrl.tokens.renderers.syntax import syntax_of
 
@@ -54,6 +55,14 @@ class TemplateRenderer:
                 f"{family.name} is for {' or '.join(family.call_syntaxes)}"
             )
         return taught or ""
+
+    @property
+    def call_example(self) -> str:
+        """A turn of one call, its end included, as this model should write it: what a parser must read."""
+        forms = self.forms
+        if forms.template_calls:
+            return forms.call_example + forms.call_end
+        return f'<tool_call>\n{{"name": "{NAME}", "arguments": {{"{KEY}": "{VALUE}"}}}}\n</tool_call>{forms.end}'
 
     @property
     def stop_token_ids(self) -> list[int]:

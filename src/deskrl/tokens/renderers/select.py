@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from deskrl.tokens.chat import ChatTokenizer
-from deskrl.tokens.renderers.base import RendererError, TurnRenderer
+from deskrl.tokens.renderers.base import RendererError
 from deskrl.tokens.renderers.deepseek import DeepSeekRenderer
 from deskrl.tokens.renderers.families import CHATML, DEEPSEEK_V3, FAMILIES, GENERIC, GLM, HARMONY, LLAMA3, QWEN_XML
 from deskrl.tokens.renderers.generic import TemplateRenderer
 from deskrl.tokens.renderers.harmony import HarmonyRenderer
 
-_OWN_CODE: dict[str, Callable[[ChatTokenizer], TurnRenderer]] = {
+_OWN_CODE: dict[str, Callable[[ChatTokenizer], TemplateRenderer]] = {
     HARMONY.name: HarmonyRenderer,
     DEEPSEEK_V3.name: DeepSeekRenderer,
 }
 
 
-def renderer_for(tokenizer: ChatTokenizer, family: str = "auto") -> TurnRenderer:
+def renderer_for(tokenizer: ChatTokenizer, family: str = "auto") -> TemplateRenderer:
     """The renderer of a family, proved on the tokenizer's chat template.
 
     Args:
@@ -44,7 +44,7 @@ def renderer_for(tokenizer: ChatTokenizer, family: str = "auto") -> TurnRenderer
     raise RendererError(f"no renderer fits this model: {told}")
 
 
-def _make(tokenizer: ChatTokenizer, family: str) -> TurnRenderer:
+def _make(tokenizer: ChatTokenizer, family: str) -> TemplateRenderer:
     if family in _OWN_CODE:
         return _OWN_CODE[family](tokenizer)
     return TemplateRenderer(tokenizer, FAMILIES[family])
