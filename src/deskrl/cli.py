@@ -110,11 +110,9 @@ def _run_preset(preset: str, overrides: list[str], *flags: str) -> int:
         _fail(f"{preset}: {' '.join(str(error).split())}")
     process = TrainingProcess(str(path), overrides, run_dir, *flags)
     try:
-        process.start()
+        seen = watch(process, _console(), path.stem, steps)
     except RunFolderError as error:
         _fail(error)
-    try:
-        seen = watch(process, _console(), path.stem, steps)
     except KeyboardInterrupt:
         return 130
     if seen.code != 0:

@@ -60,10 +60,9 @@ def smoke(console: Console, run_dir: Path, model: str, engine: str, steps: int, 
 def _train(console: Console, run_dir: Path, title: str, overrides: list[str], steps: int) -> Watched:
     process = TrainingProcess("smoke-cpu", [*overrides, f"trainer.max_training_steps={steps}"], run_dir)
     try:
-        process.start()
+        seen = watch(process, console, title, steps)
     except RunFolderError as error:
         raise SmokeError(str(error), 2) from error
-    seen = watch(process, console, title, steps)
     if seen.code != 0:
         raise SmokeError(f"{process.error()}\n(the whole log: {process.log_path})", seen.code if seen.code > 0 else 1)
     return seen

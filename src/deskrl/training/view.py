@@ -5,8 +5,11 @@ Reads the run folder only; the training process does not know who watches.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,51 +42,65 @@ def failed_count(outcomes: dict[str, int]) -> int:
 
 
 def watch(process: TrainingProcess, console: Console, title: str, total_steps: int | None) -> Watched:
-    """Follow a started process to its end and clean up after it; Ctrl-C stops it and is raised again."""
+    """Start a process, follow it to its end and clean up after it.
+
+    Raises RunFolderError when it cannot start. Ctrl-C stops it; KeyboardInterrupt is raised once nothing of
+    it is left. Call it from the main thread.
+    """
+    with _noted_interrupts() as interrupts:
+        try:
+            process.start()
+            seen = _follow(process, console, title, total_steps, interrupts)
+            if interrupts:
+                console.print(f"[yellow]stopping {title} ...[/] (cleaning up sandboxes and processes)")
+        finally:
+            code = process.finish()
+    if interrupts:
+        raise KeyboardInterrupt
+    seen.code = code
+    seen.progress = read_progress(process.run_dir) or seen.progress
+    return seen
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Yields a list that Ctrl-C appends to, in place of an exception that could cut a clean-up short."""
+    seen: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda number, _: seen.append(number))
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _follow(
+    process: TrainingProcess, console: Console, title: str, total_steps: int | None, interrupts: list[int]
+) -> Watched:
     started = time.monotonic()
     peak, memory_at = 0, 0.0
     speed: deque[tuple[float, int]] = deque()
     progress: dict[str, Any] = {}
     last_line, line_at = "", 0.0
-    try:
-        with Live(console=console, refresh_per_second=4, transient=True) as live:
-            while process.poll() is None:
-                now = time.monotonic()
-                if now - memory_at > _MEMORY_EVERY_S:
-                    peak, memory_at = max(peak, memory_of(process.run_id)), now
-                progress = read_progress(process.run_dir) or progress
-                tokens = int(progress.get("tokens") or 0)
-                speed.append((now, tokens))
-                while speed[0][0] < now - _WINDOW_S:
-                    speed.popleft()
-                rate = (tokens - speed[0][1]) / max(now - speed[0][0], 1.0)
-                if console.is_terminal:
-                    live.update(_table(title, progress, total_steps, rate, now - started))
-                else:
-                    line = f"{title}: {progress.get('phase') or 'starting'}, step {_step(progress, total_steps)}"
-                    if line != last_line or now - line_at > _LINE_EVERY_S:
-                        console.print(f"{line}, {_rest(progress, rate, now - started)}", highlight=False)
-                        last_line, line_at = line, now
-                time.sleep(0.2)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            console.print(f"[yellow]stopping {title} ...[/] (cleaning up sandboxes and processes)")
-        _finish_uninterrupted(process)
-        raise
-    code = process.finish()
-    progress = read_progress(process.run_dir) or progress
-    return Watched(code, time.monotonic() - started, peak, progress)
-
-
-def _finish_uninterrupted(process: TrainingProcess) -> None:
-    """A second Ctrl-C must not leave half of it behind."""
-    import signal
-
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        process.finish()
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        while process.poll() is None and not interrupts:
+            now = time.monotonic()
+            if now - memory_at > _MEMORY_EVERY_S:
+                peak, memory_at = max(peak, memory_of(process.run_id)), now
+            progress = read_progress(process.run_dir) or progress
+            tokens = int(progress.get("tokens") or 0)
+            speed.append((now, tokens))
+            while speed[0][0] < now - _WINDOW_S:
+                speed.popleft()
+            rate = (tokens - speed[0][1]) / max(now - speed[0][0], 1.0)
+            if console.is_terminal:
+                live.update(_table(title, progress, total_steps, rate, now - started))
+            else:
+                line = f"{title}: {progress.get('phase') or 'starting'}, step {_step(progress, total_steps)}"
+                if line != last_line or now - line_at > _LINE_EVERY_S:
+                    console.print(f"{line}, {_rest(progress, rate, now - started)}", highlight=False)
+                    last_line, line_at = line, now
+            time.sleep(0.2)
+    return Watched(0, time.monotonic() - started, peak, progress)
 
 
 def _counts(progress: dict[str, Any]) -> tuple[int, int, int]:
