@@ -94,7 +94,7 @@ class DeepSeekParser:
             if fence < 0 or not close.endswith(_FENCE_CLOSE) or len(close) < fence - body + len(_FENCE + _FENCE_CLOSE):
                 return Malformed("shape", body, "expected the arguments in a ```json fence")
             name, body, end = text[body:fence].strip(), fence + len(_FENCE), body + len(close) - len(_FENCE_CLOSE)
-        if not name or "\n" in name:
+        if not name or "\n" in name or SEP in name:
             return Malformed("name", start, "a call without a usable name")
         try:
             return ToolCall(name, load_arguments(load_json(text[body:end])))

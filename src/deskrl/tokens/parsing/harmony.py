@@ -24,7 +24,10 @@ START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 CHANNELS = ("analysis", "commentary", "final")
 _CONTROL = re.compile(r"<\|(?:start|channel|constrain|message|end|call|return)\|>")
-_RECIPIENT = re.compile(r"(?<!\S)to=(\S*)")
+# Before the channel: the role, left to the prompt in the first message, and perhaps the address.
+_ROLE = re.compile(r"\s*(?:<\|start\|>\s*assistant)?\s*(?:to=([^\s<]+)\s*)?")
+# After it: its name, perhaps the address, and perhaps the content's type.
+_CHANNEL = re.compile(r"\s*(\w+)(?:\s+to=([^\s<]+))?(?:\s*<\|constrain\|>\s*[\w./-]+|\s+[\w./-]+)?\s*")
 # Tools of the model's maker that are no functions and that no environment here offers.
 _BUILT_IN = frozenset({"python", "browser", "container"})
 
@@ -82,24 +85,23 @@ def _header(text: str, position: int, truncated: bool) -> _Header | Problem:
             return Truncated(position, f"the token cap cut the turn before {MESSAGE}")
         return Malformed("unterminated", position, f"a message without {MESSAGE}")
     header = text[position:message]
-    if position and not header.lstrip().startswith(START):
-        return Malformed("shape", position, f"expected {START} after a message's end")
+    if bool(position) != header.lstrip().startswith(START):
+        expected = f"{START} after a message's end" if position else f"no {START}, the prompt holds it"
+        return Malformed("shape", position, f"expected {expected}")
     if (mark := re.search(r"<\|(?:end|call|return)\|>", header)) is not None:
         return Malformed("stray_close", position + mark.start(), f"{mark.group()} before {MESSAGE}")
     before, separator, after = header.partition(CHANNEL)
-    role = before.strip().removeprefix(START).strip()
-    if CHANNEL in after or START in after or START in role or not separator:
-        return Malformed("shape", position, f"expected one {CHANNEL} before {MESSAGE}")
-    if role and not re.fullmatch(r"(?:assistant)?\s*(?:to=\S+)?", role):
-        return Malformed("shape", position, f"expected the role assistant, got {role[:40]!r}")
-    words = re.match(r"\s*(\w*)(.*)", after.partition(CONSTRAIN)[0], re.DOTALL)
-    channel = words.group(1) if words is not None else ""
+    role, rest = _ROLE.fullmatch(before), _CHANNEL.fullmatch(after)
+    if not separator or role is None or rest is None:
+        return Malformed(
+            "shape", position, f"expected {START}assistant{CHANNEL}CHANNEL to=NAME {CONSTRAIN}TYPE{MESSAGE}"
+        )
+    channel = rest.group(1)
     if channel not in CHANNELS:
         return Malformed("shape", position, f"expected a channel of {', '.join(CHANNELS)}, got {channel[:40]!r}")
-    addresses = [found.group(1) for found in _RECIPIENT.finditer(f"{before} {after}".replace(CONSTRAIN, " "))]
-    if len(addresses) > 1:
+    if role.group(1) and rest.group(2):
         return Malformed("recipient", position, "a message with two addresses")
-    return _Header(position, channel, addresses[0] if addresses else None)
+    return _Header(position, channel, role.group(1) or rest.group(2))
 
 
 def _message(header: _Header, body: str, at: int, closing: str | None, truncated: bool, read: _Turn) -> Problem | None:

@@ -35,6 +35,10 @@ def _read_call(text: str, start: int, end: int) -> ToolCall | Malformed:
         return Malformed("json", start, f"not a JSON object: {error}")
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return Malformed("shape", start, 'expected {"name": "...", "arguments": {...}}')
+    misnamed = [key for key, each in value.items() if isinstance(each, dict) and key != "arguments"]
+    if "arguments" not in value and misnamed:
+        # Run without them, the call would do something else than the model wrote.
+        return Malformed("shape", start, f"the arguments must stand under 'arguments', got {misnamed[0][:40]!r}")
     try:
         return ToolCall(value["name"], load_arguments(value.get("arguments")))
     except TypeError as error:

@@ -44,39 +44,51 @@ class LlamaParser:
         return turn(content, calls, problem, split.reasoning)
 
 
-def _scan(text: str, start: int, truncated: bool, content: list[str], calls: list[ToolCall]) -> Problem | None:
-    tag = text.find(PYTHON_TAG, start)
-    announced = tag >= 0
-    if announced:
-        content.append(text[start:tag])
-        start = tag + len(PYTHON_TAG)
-    position = start
+def _scan(text: str, position: int, truncated: bool, content: list[str], calls: list[ToolCall]) -> Problem | None:
+    tag = text.find(PYTHON_TAG, position)
+    announced = False
     while (brace := text.find("{", position)) >= 0:
-        expected = announced or bool(calls) or _LIKE_A_CALL.match(text, brace) is not None
-        try:
-            value, end = load_json_at(text, brace)
-        except ValueError as error:
-            if truncated and (expected or _cut_opening_of_a_call(text, brace)):
-                return Truncated(brace, "the token cap cut the turn inside a call")
-            if not expected:
+        if 0 <= tag < position:
+            tag = text.find(PYTHON_TAG, position)
+        announced = announced or 0 <= tag < brace
+        read, end = _read_object(text, brace, truncated, announced or bool(calls))
+        if read is None:
+            if tag < brace:
                 break
-            return Malformed("json", brace, f"not a JSON object: {error}")
-        call = _read_call(value, brace)
-        if call is None:
-            if not (announced or calls):
-                break
-            call = Malformed("shape", brace, 'expected {"name": "...", "parameters": {...}}')
-        if isinstance(call, Malformed):
-            return call
-        calls.append(call)
+            # Braces of ordinary text; the calls come after the tag.
+            content.append(text[position:tag])
+            position = tag
+            continue
+        if not isinstance(read, ToolCall):
+            return read
+        calls.append(read)
         content.append(_between(text[position:brace]))
         position = end
-    content.append(_between(text[position:]) if calls else text[position:])
-    if announced and not calls:
-        if truncated:
-            return Truncated(tag, f"the token cap cut the turn after {PYTHON_TAG}")
-        return Malformed("shape", tag, f"{PYTHON_TAG} without a call")
+    rest = text[position:]
+    content.append(_between(rest) if calls else rest)
+    lone = text.find(PYTHON_TAG, position)
+    if lone >= 0 and truncated:
+        return Truncated(lone, f"the token cap cut the turn after {PYTHON_TAG}")
+    if lone >= 0:
+        return Malformed("shape", lone, f"{PYTHON_TAG} without a call")
     return cut_opening(text, position, (PYTHON_TAG,)) if truncated else None
+
+
+def _read_object(
+    text: str, brace: int, truncated: bool, expected: bool
+) -> tuple[ToolCall | Malformed | Truncated | None, int]:
+    """What starts at a brace (None: ordinary text), and the offset after it."""
+    try:
+        value, end = load_json_at(text, brace)
+    except ValueError as error:
+        expected = expected or _LIKE_A_CALL.match(text, brace) is not None
+        if truncated and (expected or _cut_opening_of_a_call(text, brace)):
+            return Truncated(brace, "the token cap cut the turn inside a call"), brace
+        return Malformed("json", brace, f"not a JSON object: {error}") if expected else None, brace
+    call = _read_call(value, brace)
+    if call is None and expected:
+        return Malformed("shape", brace, 'expected {"name": "...", "parameters": {...}}'), end
+    return call, end
 
 
 def _cut_opening_of_a_call(text: str, brace: int) -> bool:
@@ -88,7 +100,8 @@ def _cut_opening_of_a_call(text: str, brace: int) -> bool:
 
 
 def _between(text: str) -> str:
-    """The text between two calls, without the separator."""
+    """The text between two calls, without the separator and the tag."""
+    text = text.replace(PYTHON_TAG, "")
     return "" if text.strip() in ("", ";") else text
 
 
