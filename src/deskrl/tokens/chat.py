@@ -62,6 +62,12 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
+def _ids(encoder: Tokenizer, text: str) -> list[int]:
+    # `encode` holds the interpreter from end to end, so that a thread would not free the event loop; a batch does not.
+    (encoding,) = encoder.encode_batch_fast([text], add_special_tokens=False)
+    return list(encoding.ids)
+
+
 def _raise(message: str) -> None:
     raise ChatTemplateError(message)
 
@@ -129,21 +135,22 @@ class ChatTokenizer:
 
     def encode_template(self, text: str) -> list[int]:
         """Ids of trusted text; special tokens in it become control tokens."""
-        return list(self._template_encoder.encode(text, add_special_tokens=False).ids)
+        return _ids(self._template_encoder, text)
 
     def encode_content(self, text: str) -> list[int]:
         """Ids of untrusted text; the names of control tokens in it stay ordinary text."""
         if not text:
             return []
-        encoding = self._content_encoder.encode(text, add_special_tokens=False)
-        if self._unknown is None or self._unknown not in encoding.ids:
-            return list(encoding.ids)
+        ids = _ids(self._content_encoder, text)
+        if self._unknown is None or self._unknown not in ids:
+            return ids
         # Bytes the vocabulary lacks (SmolLM2: those of some rare planes) become its unknown token, and that may
         # be `<|endoftext|>`: the characters are replaced instead.
+        encoding = self._content_encoder.encode(text, add_special_tokens=False)
         spans = zip(encoding.ids, encoding.offsets, strict=True)
         bad = {n for token, (start, end) in spans if token == self._unknown for n in range(start, end)}
         kept = "".join(self._replacement if n in bad else character for n, character in enumerate(text))
-        return list(self._content_encoder.encode(kept, add_special_tokens=False).ids)
+        return _ids(self._content_encoder, kept)
 
     def controls_in(self, text: str) -> list[tuple[int, str]]:
         """The control tokens in trusted text: position and name, in order."""

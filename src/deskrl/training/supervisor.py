@@ -117,19 +117,27 @@ def run_processes(run_id: str) -> Iterator[int]:
 
 def remove_leftovers(run_id: str) -> None:
     """Kill what carries the run's mark; remove dead sandboxes, shared weights and the Ray session's folder."""
-    deadline = time.monotonic() + 10
-    while (pids := list(run_processes(run_id))) and time.monotonic() < deadline:
+    deadline, quiet = time.monotonic() + 15, 0
+    # A process between fork and exec shows no environment: only several empty looks mean that none is left.
+    while quiet < 3 and time.monotonic() < deadline:
+        pids = list(run_processes(run_id))
+        quiet = 0 if pids else quiet + 1
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
+        time.sleep(0.1)
     from deskrl.sandbox.sweep import sweep
     from deskrl.training.cpu.shim import remove_shared_weights
     from deskrl.training.ray_session import session_folder
 
     sweep()
     remove_shared_weights(run_id)
-    shutil.rmtree(session_folder(run_id), ignore_errors=True)
+    folder = session_folder(run_id)
+    while folder.exists():  # what was just killed may have been adding to it
+        shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() > deadline + 10:
+            break
+        time.sleep(0.05)
 
 
 def memory_of(run_id: str) -> int:
