@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
-from deskrl.tokens.chat import ChatTokenizer
+from deskrl.tokens.chat import ChatTemplateError, ChatTokenizer
 from deskrl.tokens.renderers.base import RendererError
 from deskrl.tokens.renderers.deepseek import DeepSeekRenderer
 from deskrl.tokens.renderers.families import CHATML, DEEPSEEK_V3, FAMILIES, GENERIC, GLM, HARMONY, LLAMA3, QWEN_XML
 from deskrl.tokens.renderers.generic import TemplateRenderer
 from deskrl.tokens.renderers.harmony import HarmonyRenderer
+from deskrl.tokens.renderers.probe import Dialect, render, user
 
 _OWN_CODE: dict[str, Callable[[ChatTokenizer], TemplateRenderer]] = {
     HARMONY.name: HarmonyRenderer,
@@ -32,9 +34,10 @@ def renderer_for(tokenizer: ChatTokenizer, family: str = "auto") -> TemplateRend
             raise RendererError(f"no renderer family {family!r}: there are auto, {', '.join(FAMILIES)}")
         return _make(tokenizer, family)
     reasons: dict[str, str] = {}
+    written = _conversation(tokenizer)
     for tried in (HARMONY, DEEPSEEK_V3, LLAMA3, GLM, CHATML, QWEN_XML, GENERIC):
-        # The first two are those that every template of the family writes literally.
-        used = all(token in tokenizer.chat_template for token in tried.needs[:2])
+        # The first two are those that every template of the family writes in any conversation.
+        used = all(token in written for token in tried.needs[:2])
         if used and set(tried.needs) <= set(tokenizer.control_tokens):
             try:
                 return _make(tokenizer, tried.name)
@@ -42,6 +45,14 @@ def renderer_for(tokenizer: ChatTokenizer, family: str = "auto") -> TemplateRend
                 reasons[tried.name] = str(error)
     told = "; ".join(f"as {name}: {reason}" for name, reason in reasons.items())
     raise RendererError(f"no renderer fits this model: {told}")
+
+
+def _conversation(tokenizer: ChatTokenizer) -> str:
+    """What the template makes of a conversation without tools; "" if it takes none."""
+    for dialect in (Dialect(), Dialect(system=False)):
+        with contextlib.suppress(ChatTemplateError):
+            return render(tokenizer, [*dialect.start(), dialect.answer(), user("")], False)
+    return ""
 
 
 def _make(tokenizer: ChatTokenizer, family: str) -> TemplateRenderer:
