@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +56,11 @@ def test_a_file_in_the_way_of_the_run_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with pytest.raises(RunFolderError, match="cannot be written"):
         prepare(smoke(tmp_path))
+
+
+def test_a_model_whose_template_forgets_is_refused_before_the_run(tmp_path: Path, tiny_model: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    (model / "chat_template.jinja").write_text("{{ messages[-1]['content'] }}")
+    with pytest.raises(PreflightError, match="cannot be trained token by token"):
+        prepare(smoke(tmp_path, f"generator.desk.model={model}"))

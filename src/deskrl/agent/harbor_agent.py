@@ -28,9 +28,8 @@ from deskrl.agent.engine import CompletionsEngine
 from deskrl.agent.errors import AgentConfigError, WorldLostError, WorldNotReadyError
 from deskrl.agent.loop import LoopLimits, LoopState, run_loop
 from deskrl.agent.mcp_session import WorldEndpoint, open_world
-from deskrl.agent.model_files import load_chat_tokenizer
+from deskrl.agent.model_files import load_renderer
 from deskrl.agent.policy import Policy, TokenLimits, TokenPolicy
-from deskrl.tokens import ChatMLRenderer
 
 TRAJECTORY_FILE = "trajectory.json"
 TOKENS_FILE = "tokens.npz"
@@ -186,7 +185,7 @@ class DeskAgent(BaseAgent):
                 timeout_s=settings.model_timeout_s,
                 retry_s=settings.engine_retry_s,
             ),
-            ChatMLRenderer(load_chat_tokenizer(settings.model_dir)),
+            load_renderer(settings.model_dir),
             TokenLimits(settings.max_context, settings.max_turn_tokens),
             sampling=settings.sampling,
             session_id=str(self.context_id or self.session_id or id(self)),

@@ -1,4 +1,4 @@
-"""Reads a model directory's tokenizer and chat template, once per process."""
+"""Reads a model directory's tokenizer and chat template, and finds their renderer, once per process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deskrl.tokens import ChatTokenizer
+from deskrl.tokens.renderers import TurnRenderer, renderer_for
 
 
 class ModelFilesError(ValueError):
@@ -32,6 +33,17 @@ def load_chat_tokenizer(model_dir: str) -> ChatTokenizer:
     if not isinstance(template, str):
         raise ModelFilesError(f"{folder}: no chat_template.jinja and no chat_template in tokenizer_config.json")
     return ChatTokenizer(definition, template, _special_tokens(config))
+
+
+@functools.lru_cache(maxsize=8)
+def load_renderer(model_dir: str) -> TurnRenderer:
+    """The turn renderer that fits a local model directory, proved once and shared by all trials of the process.
+
+    Raises:
+        ModelFilesError: see `load_chat_tokenizer`.
+        RendererError: no renderer reproduces the model's template; the message says where they part.
+    """
+    return renderer_for(load_chat_tokenizer(model_dir))
 
 
 def _read(path: Path) -> str:

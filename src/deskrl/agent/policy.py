@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from deskrl.agent.engine import CompletionsEngine
-from deskrl.tokens import ChatMLRenderer, ParsedTurn, TokenLedger, parse_hermes
+from deskrl.tokens import ParsedTurn, TokenLedger
+from deskrl.tokens.parsing import parser_for
+from deskrl.tokens.renderers import TurnRenderer
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class TokenPolicy:
     def __init__(
         self,
         engine: CompletionsEngine,
-        renderer: ChatMLRenderer,
+        renderer: TurnRenderer,
         limits: TokenLimits,
         *,
         sampling: Mapping[str, Any],
@@ -73,6 +76,10 @@ class TokenPolicy:
         self._limits = limits
         self._sampling = sampling
         self._session_id = session_id
+        self._parser = parser_for(renderer.call_syntax, prefilled_thought=renderer.prefilled_thought)
+        self._schemas: dict[str, Any] = {}
+        self._sampled: list[int] = []
+        self._called: list[str] = []
 
     @property
     def context_left(self) -> float:
@@ -81,6 +88,7 @@ class TokenPolicy:
 
     async def start(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]]) -> None:
         """Renders and records the prompt (the only full render of a trajectory)."""
+        self._schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
         self.ledger.append_prompt(await asyncio.to_thread(self._renderer.prompt, messages, tools))
 
     async def turn(self) -> ModelTurn | None:
@@ -103,16 +111,22 @@ class TokenPolicy:
             finish_reason=generation.finish_reason,
         )
         self.ledger.append_close(self._renderer.close(generation.ids))
-        text = self._renderer.tokenizer.decode(generation.ids, skip_special_tokens=True)
+        self._sampled = list(generation.ids)
+        cut = generation.finish_reason == "length"
+        parsed = self._parser.parse(self._renderer.text(generation.ids), self._schemas, truncated=cut)
+        self._called = [call.name for call in parsed.calls]
         truncated = None
-        if generation.finish_reason == "length":
+        if cut:
             truncated = "context_length" if room <= self._limits.max_turn else "length"
-        return ModelTurn(text, parse_hermes(text), truncated, len(generation.ids), generation.seconds)
+        text = self._renderer.tokenizer.decode(generation.ids, skip_special_tokens=True)
+        return ModelTurn(text, parsed, truncated, len(generation.ids), generation.seconds)
 
     async def tool_results(self, results: Sequence[str]) -> None:
         """Encodes only the new text, off the event loop."""
-        self.ledger.append_observation(await asyncio.to_thread(self._renderer.observation, results))
+        render = partial(self._renderer.observation, results, names=self._called, after=self._sampled)
+        self.ledger.append_observation(await asyncio.to_thread(render))
 
     async def user_message(self, text: str) -> None:
         """Encodes only the new text, off the event loop."""
-        self.ledger.append_injected(await asyncio.to_thread(self._renderer.user_message, text))
+        render = partial(self._renderer.user_message, text, after=self._sampled)
+        self.ledger.append_injected(await asyncio.to_thread(render))

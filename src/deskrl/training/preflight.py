@@ -78,7 +78,21 @@ def _prepare_model(config: SkyRLTrainConfig) -> Path:
     if ref.path in (None, policy.path):
         ref.path = str(model)
     policy.path = str(model)
+    _check_tokens(model)
     return model
+
+
+def _check_tokens(model: Path) -> None:
+    """A template and a parser that do not fit would give a run of zeros. A hub id is checked when it is there."""
+    if not model.is_dir():
+        return
+    from deskrl.agent.model_check import check_model_dir
+
+    for finding in check_model_dir(model):
+        if not finding.ok:
+            raise PreflightError(
+                f"the model {model} cannot be trained token by token: {finding.name}: {finding.detail}. {finding.fix}"
+            )
 
 
 def _set_folders(config: SkyRLTrainConfig, run_dir: Path) -> None:
