@@ -88,8 +88,8 @@ class TokenPolicy:
 
     async def start(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]]) -> None:
         """Renders and records the prompt (the only full render of a trajectory)."""
-        self._schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
         self.ledger.append_prompt(await asyncio.to_thread(self._renderer.prompt, messages, tools))
+        self._schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
 
     async def turn(self) -> ModelTurn | None:
         """Samples a turn, records it and closes it as the template would."""

@@ -23,6 +23,7 @@ from deskrl.tokens.chat import ChatTemplateError, ChatTokenizer, Message, Piece,
 from deskrl.tokens.renderers.base import RendererError
 from deskrl.tokens.renderers.preamble import with_tool_preamble
 from deskrl.tokens.renderers.reasoning import THINK
+from deskrl.tokens.renderers.tools import check_tools
 
 IM_START = "<|im_start|>"
 IM_END = "<|im_end|>"
@@ -58,7 +59,11 @@ class ChatMLRenderer:
         return ids if end_of_text is None else [*ids, end_of_text]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of the first prompt: system and user messages, tool definitions, generation prompt."""
+        """Ids of the first prompt: system and user messages, tool definitions, generation prompt.
+
+        Raises RendererError for a tool that is no function definition.
+        """
+        check_tools(tools)
         turns = with_tool_preamble(messages, tools) if tools else messages
         pieces = [piece for m in turns for piece in self._turn(m["role"], m["content"])]
         return self.tokenizer.encode_pieces([*pieces, *_GENERATION_PROMPT])

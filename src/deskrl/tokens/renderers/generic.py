@@ -19,6 +19,7 @@ from deskrl.tokens.renderers.preamble import with_tool_preamble
 from deskrl.tokens.renderers.probe import KEY, NAME, VALUE
 from deskrl.tokens.renderers.prove import prove
 from deskrl.tokens.renderers.syntax import syntax_of
+from deskrl.tokens.renderers.tools import check_tools
 
 
 class TemplateRenderer:
@@ -80,7 +81,8 @@ class TemplateRenderer:
         return self.forms.reasoning.is_open(self.prefill)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of the first prompt."""
+        """Ids of the first prompt. Raises RendererError for a tool that is no function definition."""
+        check_tools(tools)
         turns = [self._normal(message) for message in messages]
         if tools and not self.forms.template_tools:
             turns = with_tool_preamble(turns, tools, self.forms.call_example)
