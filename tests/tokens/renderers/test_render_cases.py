@@ -275,7 +275,8 @@ def test_the_cost_of_a_turn_does_not_depend_on_tools_or_history(load: Load) -> N
             raise AssertionError("a turn needs no render")
 
     renderer = renderer_for(load("qwen35"))
-    prompt = renderer.prompt(_START, _TOOLS * 50)
+    many = [{**tool, "function": {**tool["function"], "name": f"tool_{n}"}} for n in range(50) for tool in _TOOLS]
+    prompt = renderer.prompt(_START, many)
     renderer.tokenizer = Counting(
         load("qwen35")._template_encoder.to_str(), (TEMPLATES / "qwen35.jinja").read_text(), {}
     )
