@@ -10,6 +10,8 @@ import pytest
 import torch
 from serving import MAX_LEN, Served, serve
 
+from deskrl.agent.model_files import load_chat_tokenizer
+
 
 @pytest.fixture(scope="module")
 def engine(tiny: Path) -> Iterator[Served]:
@@ -105,6 +107,14 @@ def test_eos_stops_unless_ignored(engine: Served) -> None:
     finally:
         head.data[[eos, first]] = kept
         engine.post("/reset_prefix_cache")
+
+
+def test_the_agent_reads_the_text_that_the_engine_wrote(engine: Served, tiny: Path) -> None:
+    """The agent decodes ids with `tokenizers` alone, the engine with transformers."""
+    tokenizer = load_chat_tokenizer(str(tiny))
+    for seed in range(8):
+        choice = engine.complete(_prompt(seed, 20), max_tokens=40, seed=seed)
+        assert tokenizer.decode(choice["token_ids"], skip_special_tokens=True) == choice["text"]
 
 
 def test_the_three_generation_endpoints_agree(engine: Served) -> None:
