@@ -72,7 +72,7 @@ class Deskrl:
 def _shared() -> set[str]:
     from deskrl.sandbox.scratch import SandboxFolder, default_scratch_root
 
-    patterns = [(Path("/dev/shm"), "deskrl-*"), (Path("/tmp"), "dr-ray-*")]
+    patterns = [(Path("/dev/shm"), "*"), (Path("/tmp"), "dr-ray-*")]
     found = {str(path) for folder, pattern in patterns for path in folder.glob(pattern)}
     # A sandbox of a living harness belongs to someone else's run by now: none of this one's lives.
     sandboxes = [SandboxFolder.read(path) for path in default_scratch_root().glob("*")]

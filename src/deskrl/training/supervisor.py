@@ -115,14 +115,24 @@ def run_processes(run_id: str) -> Iterator[int]:
                 yield int(entry.name)
 
 
+def _is_resource_tracker(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
 def remove_leftovers(run_id: str) -> None:
     """Kill what carries the run's mark; remove dead sandboxes, shared weights and the Ray session's folder."""
-    deadline, quiet = time.monotonic() + 15, 0
+    started, quiet = time.monotonic(), 0
+    deadline = started + 15
     # A process between fork and exec shows no environment: only several empty looks mean that none is left.
     while quiet < 3 and time.monotonic() < deadline:
         pids = list(run_processes(run_id))
         quiet = 0 if pids else quiet + 1
         for pid in pids:
+            # Python's resource trackers end by themselves, and remove their owners' semaphores as they do.
+            if _is_resource_tracker(pid) and time.monotonic() < started + 3:
+                continue
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
