@@ -63,11 +63,12 @@ def smoke(
     _need_training()
     if engine not in ("embedded", "vllm-cpu"):
         _fail(f"--engine {engine!r}: use embedded or vllm-cpu")
+    from deskrl.training.files import CHECKPOINTS
     from deskrl.training.smoke import SmokeError
     from deskrl.training.smoke import smoke as run_smoke
 
     folder = (run_dir or Path("runs") / f"smoke-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
-    if (folder / "checkpoints").exists():
+    if (folder / CHECKPOINTS).exists():
         _fail(f"{folder} already holds a run: choose another --run-dir, or remove it")
     try:
         passed = run_smoke(_console(), folder, model, engine, steps, list(overrides or []))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from deskrl.cache import cache_dir
 from deskrl.sandbox.doctor import Check, check_sandbox
 
 _HARBOR = "0.21.0"
@@ -30,7 +30,7 @@ def check_all() -> Iterator[Check]:
             yield _distribution(name, wanted)
         gpu = Path("/dev/nvidiactl").exists()
         yield Check("GPU", True, "NVIDIA driver present" if gpu else "none: presets for a CPU only (smoke-cpu)")
-    cache = Path(os.environ.get("DESKRL_CACHE") or "~/.cache/deskrl").expanduser()
+    cache = cache_dir()
     existing = next(path for path in (cache, *cache.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     roomy = free > _ROOM

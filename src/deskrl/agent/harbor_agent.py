@@ -26,13 +26,11 @@ from deskrl.agent.catalogue import essential, server_of
 from deskrl.agent.chat_policy import ChatPolicy
 from deskrl.agent.engine import CompletionsEngine
 from deskrl.agent.errors import AgentConfigError, WorldLostError, WorldNotReadyError
+from deskrl.agent.files import TOKENS_FILE, TRAJECTORY_FILE
 from deskrl.agent.loop import LoopLimits, LoopState, run_loop
 from deskrl.agent.mcp_session import WorldEndpoint, open_world
 from deskrl.agent.model_files import load_renderer
 from deskrl.agent.policy import Policy, TokenLimits, TokenPolicy
-
-TRAJECTORY_FILE = "trajectory.json"
-TOKENS_FILE = "tokens.npz"
 
 
 class AgentSettings(BaseModel):

@@ -17,6 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from deskrl.agent.files import HARNESS_FILES
+from deskrl.cache import cache_dir
 from deskrl.tasks.load import find_tasks, load_task
 from deskrl.tasks.problems import TaskFormatError
 from deskrl.tasks.schema import Task
@@ -78,8 +80,7 @@ def _tasks(request: EvaluationRequest) -> tuple[list[Task], Path]:
     if request.tasks == SAMPLE:
         from deskrl.worlds.sample_set import build_sample_set
 
-        cache = Path(os.environ.get("DESKRL_CACHE") or "~/.cache/deskrl").expanduser()
-        folder, sample_worlds = build_sample_set(cache / "sample")
+        folder, sample_worlds = build_sample_set(cache_dir() / "sample")
         worlds = worlds or sample_worlds
     else:
         folder = Path(request.tasks).expanduser().absolute()
@@ -143,17 +144,14 @@ async def _run(
     settings = RunnerSettings(
         trials_dir=request.out / "trials",
         agent={**agent, "engine_retry_s": request.patience_s},
-        environment_kwargs={"trusted_agent_files": ["trajectory.json", "tokens.npz"], "run_id": "eval"},
+        environment_kwargs={"trusted_agent_files": list(HARNESS_FILES), "run_id": "eval"},
         max_concurrent=request.concurrency,
     )
     runner = TrialRunner(settings, RunProgress(request.out))
     requests = [
-        TrialRequest(
-            task_path=task.path,
-            task_id=task.task_id,
-            slug=task.slug,
-            bucket=task.bucket,
-            world_dir=worlds / task.world_id,
+        TrialRequest.of(
+            task,
+            worlds,
             repetition=repetition,
             sampling={"temperature": 1.0} if agent["policy"] == "tokens" else {},
         )

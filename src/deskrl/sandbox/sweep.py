@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from deskrl.sandbox.errors import SandboxError
@@ -82,7 +83,5 @@ def sweep(scratch_root: str | Path | None = None) -> list[str]:
 
 
 def _without_reused_uid(folder: SandboxFolder, root: Path) -> SandboxFolder:
-    from dataclasses import replace
-
     reused = any(other.owner.uid == folder.owner.uid and other.owner.alive() for other in _sandboxes(root))
     return SandboxFolder(folder.path, replace(folder.owner, uid=None)) if reused else folder

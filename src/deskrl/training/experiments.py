@@ -8,6 +8,7 @@ own on GPUs or one that already runs (`engine_url`).
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from skyrl.train.config import SkyRLTrainConfig
 from skyrl.train.entrypoints.main_base import BasePPOExp
 
 from deskrl.agent.engine import register_weight_version
+from deskrl.agent.files import HARNESS_FILES
 from deskrl.tasks.schema import Task
 from deskrl.training.dataset import TaskDataset, TaskSetError
 from deskrl.training.generator import GeneratorRules, TrialGenerator
@@ -139,7 +141,7 @@ def runner_settings(cfg: SkyRLTrainConfig, engine_url: str) -> RunnerSettings:
     kwargs = dict(desk.environment_kwargs)
     if desk.environment.endswith(":BubblewrapEnvironment"):
         # The harness's own record of a trial is not to be replaced by anything from inside the sandbox.
-        kwargs.setdefault("trusted_agent_files", ["trajectory.json", "tokens.npz"])
+        kwargs.setdefault("trusted_agent_files", list(HARNESS_FILES))
         kwargs.setdefault("run_id", run_id_of(Path(desk.run_dir)))
     return RunnerSettings(
         trials_dir=(Path(desk.run_dir) / "trials").absolute(),
@@ -170,6 +172,4 @@ def runner_settings(cfg: SkyRLTrainConfig, engine_url: str) -> RunnerSettings:
 
 def run_id_of(run_dir: Path) -> str:
     """The mark that a run's processes, sandboxes and shared memory carry: from the environment, else its folder."""
-    import os
-
     return os.environ.get("DESKRL_RUN_ID") or run_dir.name

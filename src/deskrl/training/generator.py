@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +100,9 @@ class TrialGenerator(GeneratorInterface):
         for extras, trajectory_id in zip(input_batch["env_extras"], input_batch["trajectory_ids"], strict=True):
             task = self._tasks[extras["task_id"]]
             requests.append(
-                TrialRequest(
-                    task_path=task.path,
-                    task_id=task.task_id,
-                    slug=task.slug,
-                    bucket=task.bucket,
-                    world_dir=self._worlds / task.world_id if self._worlds is not None else None,
+                TrialRequest.of(
+                    task,
+                    self._worlds,
                     phase="eval" if metadata is None else metadata.training_phase,
                     step=None if metadata is None else metadata.global_step,
                     repetition=trajectory_id.repetition_id,
@@ -183,8 +180,6 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _broken(report: TrialReport, problem: str) -> TrialReport:
-    from dataclasses import replace
-
     return replace(report, outcome=Outcome(OutcomeKind.UNEXPECTED, problem), reward=None)
 
 

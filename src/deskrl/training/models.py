@@ -16,7 +16,6 @@ one of another version, is rebuilt.
 import difflib
 import fcntl
 import importlib.util
-import os
 import re
 import shutil
 import tempfile
@@ -24,6 +23,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
+
+from deskrl import cache
 
 FORMAT = "1"
 """Raised whenever what a builder writes changes, so that older cache entries are rebuilt."""
@@ -41,7 +42,7 @@ class ModelError(Exception):
 
 def default_cache_dir() -> Path:
     """`$DESKRL_CACHE/models`, or `~/.cache/deskrl/models` when the variable is unset."""
-    return Path(os.environ.get("DESKRL_CACHE") or Path.home() / ".cache" / "deskrl").expanduser() / "models"
+    return cache.cache_dir() / "models"
 
 
 def prepare_model(name: str, cache_dir: Path | None = None) -> Path:

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deskrl.cache import cache_dir
 from deskrl.tasks.schema import Task
 from deskrl.training.dataset import load_tasks
 from deskrl.training.files import CHECKPOINTS, make_run_folder
@@ -28,18 +29,12 @@ class PreflightError(RuntimeError):
     """The run cannot start; the message says why and what to do."""
 
 
-def cache_dir() -> Path:
-    """`$DESKRL_CACHE`, or ~/.cache/deskrl."""
-    return Path(os.environ.get("DESKRL_CACHE") or "~/.cache/deskrl").expanduser()
-
-
 def prepare(config: SkyRLTrainConfig, *, evaluate: bool = False) -> tuple[list[Task], list[Task]]:
     """Make `config` ready to run, in place: model path, run folders, sample tasks and worlds.
 
     Returns the tasks to train on (none with `evaluate`) and those to evaluate on.
 
-    Raises PreflightError, RunFolderError,
-    TaskSetError, TaskFormatError, ModelError, SandboxUnavailable, OSError.
+    Raises PreflightError, RunFolderError, TaskSetError, TaskFormatError, ModelError, SandboxUnavailable, OSError.
     """
     desk = config.generator.desk
     run_dir = Path(desk.run_dir).absolute()
@@ -69,7 +64,7 @@ def _prepare_model(config: SkyRLTrainConfig) -> Path:
     from deskrl.training.models import prepare_model
 
     desk, policy, ref = config.generator.desk, config.trainer.policy.model, config.trainer.ref.model
-    model = prepare_model(desk.model or policy.path, cache_dir() / "models")
+    model = prepare_model(desk.model or policy.path)
     if policy.path not in (PolicyConfig().model.path, desk.model, str(model)) and desk.model:
         raise PreflightError(
             f"two models are asked for: generator.desk.model={desk.model} and trainer.policy.model.path={policy.path}; "

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deskrl.agent.files import TOKENS_FILE, TRAJECTORY_FILE
 from deskrl.trials.outcome import Outcome
 
 
@@ -37,12 +38,12 @@ class TrialReport:
     @property
     def tokens_path(self) -> Path:
         """The token ledger's file; absent when no prompt was ever rendered."""
-        return self.path / "agent" / "tokens.npz"
+        return self.path / "agent" / TOKENS_FILE
 
     @property
     def trajectory_path(self) -> Path:
         """The conversation's file."""
-        return self.path / "agent" / "trajectory.json"
+        return self.path / "agent" / TRAJECTORY_FILE
 
     def to_json(self) -> str:
         """One line for trials.jsonl."""

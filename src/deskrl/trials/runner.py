@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deskrl.tasks.schema import Task
 from deskrl.trials.outcome import Outcome, OutcomeKind, outcome_of, reward_of
 from deskrl.trials.progress import Progress
 from deskrl.trials.report import TrialReport
@@ -76,6 +77,18 @@ class TrialRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_turn_tokens: int | None = None
 
+    @classmethod
+    def of(cls, task: Task, worlds: Path | None, **settings: Any) -> TrialRequest:
+        """A request for a loaded task; `worlds` is a folder of worlds named by world id."""
+        return cls(
+            task_path=task.path,
+            task_id=task.task_id,
+            slug=task.slug,
+            bucket=task.bucket,
+            world_dir=None if worlds is None else worlds / task.world_id,
+            **settings,
+        )
+
 
 class TrialRunner:
     """Admits and runs trials. One per process and event loop."""
@@ -123,8 +136,9 @@ class TrialRunner:
     async def _wait_for_start(self) -> None:
         async with self._pace:
             now = time.monotonic()
-            self._next_start = max(self._next_start, now) + 1.0 / self._settings.starts_per_second
-            delay = self._next_start - now - 1.0 / self._settings.starts_per_second
+            start = max(self._next_start, now)
+            self._next_start = start + 1.0 / self._settings.starts_per_second
+            delay = start - now
         if delay > 0:
             await asyncio.sleep(delay)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from deskrl.tokens.parsing.blocks import OPEN, parse_blocks, skip_space
@@ -41,13 +42,9 @@ class QwenXmlParser:
 
     def parse(self, text: str, tools: Mapping[str, JsonSchema], truncated: bool = False) -> ParsedTurn:
         """Reads one turn; `truncated`: the token cap ended it."""
-
-        def read_call(text: str, start: int, end: int) -> ToolCall | Malformed:
-            return _read_call(text, start, end, tools)
-
         return parse_blocks(
             text,
-            read_call,
+            partial(_read_call, tools=tools),
             prefilled=self.prefilled_thought,
             truncated=truncated,
             inner_tags=_INNER,
